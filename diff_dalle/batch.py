@@ -30,6 +30,8 @@ class Conditioning:
     image_embedding: [N, E] float, such as a CLIP image embedding.
     embedding_mask:  [N] bool, False = the image embedding is dropped; None = all of them count.
     semantic:        [N, C, h, w] float, semantic latents; 0 where they are dropped.
+    known:           [N, C + 1, H, W] float, the known part of the image to be inpainted, 0 elsewhere, and after it a
+                     channel that is 1 where the image is known; guidance does not drop it.
     low_res:         [N, C, h, w] float, the image to be upsampled.
     low_res_level:   [N] float in [0, 1], the noise level of ``low_res``; 0 = none.
     low_res_blur:    [N] float, standard deviation in its own pixels of the blur of ``low_res``; 0 = none.
@@ -50,6 +52,7 @@ class Conditioning:
     image_embedding: Tensor | None = None
     embedding_mask: Tensor | None = None
     semantic: Tensor | None = None
+    known: Tensor | None = None
     low_res: Tensor | None = None
     low_res_level: Tensor | None = None
     low_res_blur: Tensor | None = None

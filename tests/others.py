@@ -171,8 +171,11 @@ class Other:
         tokens: Tensor | None = None,
         mask: Tensor | None = None,
         low_res: Tensor | None = None,
+        inpaint_image: Tensor | None = None,
+        inpaint_mask: Tensor | None = None,
     ) -> Tensor:
-        """tokens, mask: [N, length]. Returns the denoiser's output, or a classifier's logits."""
+        """tokens, mask: [N, length]; inpaint_mask: [N, 1, H, W], 1 = known. Returns the denoiser's output, or a
+        classifier's logits."""
         half = self.channels // 2
         angles = t.float()[:, None] * torch.exp(-math.log(10000) * torch.arange(half) / half)
         emb = torch.cat([angles.cos(), angles.sin()], 1)
@@ -183,8 +186,11 @@ class Other:
         if tokens is not None and mask is not None:
             states = self._encode(tokens, mask)
             emb, text = emb + self._summary(states), states.transpose(1, 2)
+        size = x.shape[2:]
+        if inpaint_image is not None and inpaint_mask is not None:
+            x = torch.cat([x, inpaint_image * inpaint_mask, inpaint_mask], 1)
         if low_res is not None:
-            x = torch.cat([x, F.interpolate(low_res, x.shape[2:], mode="bilinear")], 1)
+            x = torch.cat([x, F.interpolate(low_res, size, mode="bilinear")], 1)
         skips, h, levels = [], x, len(self.mults)
         for i in range(levels * (self.blocks + 1)):
             name, down = f"input_blocks.{i}", i > 0 and i % (self.blocks + 1) == 0

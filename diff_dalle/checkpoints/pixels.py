@@ -68,13 +68,14 @@ class GeneratorSettings(NetworkKind):
     @property
     def described(self) -> tuple[str, str]:
         model = self.model
+        inpainting = "inpainting " if model.inpaint else ""
         if model.is_upsampler:
             size = model.low_res.small_size
-            return f"upsampler of images of {size}×{size} pixels", "image-to-image"
+            return f"{inpainting}upsampler of images of {size}×{size} pixels", "image-to-image"
         if model.text.enc_attn_dim:
-            return "text-to-image generator", self.does
+            return f"{inpainting}text-to-image generator", self.does
         condition = "class-conditional" if model.unet.num_classes else "unconditional"
-        return f"{condition} image generator", "unconditional-image-generation"
+        return f"{inpainting}{condition} image generator", "unconditional-image-generation"
 
 
 @settings

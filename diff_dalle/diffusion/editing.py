@@ -20,6 +20,7 @@ from .reverse_process import ReverseProcess
 from .samplers import Denoise, Prediction, Sampler, Step, ddim_inversion
 
 NamedNoise = Callable[[str], Tensor]
+RESAMPLES = 4  # passes where the network does not see the known pixels
 
 
 @settings
@@ -42,10 +43,10 @@ class EditConfig:
         least=0,
         most=1,
     )
-    inpaint_resamples: int = option(
-        4,
+    inpaint_resamples: int | None = option(
+        None,
         "inpainting: passes through each part of the process, to harmonize new and given pixels; time is proportional; "
-        "1 = no resampling",
+        "1 = no resampling; none = 1 for an inpainting network, which sees the given pixels, 4 for others",
         free=True,
         needs=("mask",),
         least=1,
@@ -66,6 +67,7 @@ class Edit:
     images:  [N, C, H, W] float.
     unknown: [N, 1, H, W] bool, True where new content is generated, False where ``images`` stay; None = everywhere
              True, without any constraint.
+    seen:    whether the network sees the known pixels.
 
     Raises InputError for a mask of the wrong shape or type, or together with a variation.
     """
@@ -73,6 +75,7 @@ class Edit:
     images: Tensor
     unknown: Tensor | None = None
     config: EditConfig = EditConfig()
+    seen: bool = False
 
     def __post_init__(self):
         if self.unknown is None:
@@ -93,6 +96,18 @@ class Edit:
             return self.config.strength
         return 0.75 if self.unknown is None and self.config.variation is None else 1.0
 
+    @property
+    def passes(self) -> int:
+        """Passes through each part of the process: ``config.inpaint_resamples``, or its default for this network."""
+        if self.unknown is None:
+            return 1
+        return self.config.inpaint_resamples or (1 if self.seen else RESAMPLES)
+
+    @property
+    def known(self) -> Tensor | None:
+        """What an inpainting network sees: ``Conditioning.known``; None without a mask."""
+        return None if self.unknown is None else known_part(self.images, self.unknown)
+
     def to(self, device) -> Edit:
         unknown = None if self.unknown is None else self.unknown.to(device)
         return replace(self, images=self.images.to(device), unknown=unknown)
@@ -100,6 +115,11 @@ class Edit:
     def select(self, index) -> Edit:
         """The images selected by ``index`` (a slice, a list or an index tensor), in its order."""
         return replace(self, images=self.images[index], unknown=None if self.unknown is None else self.unknown[index])
+
+
+def known_part(images: Tensor, unknown: Tensor) -> Tensor:
+    """``Conditioning.known`` [N, C + 1, H, W] of images [N, C, H, W] and where they are unknown, [N, 1, H, W] bool."""
+    return torch.cat([images.masked_fill(unknown, 0.0), (~unknown).to(images.dtype)], 1)
 
 
 def shortened(process: ReverseProcess, strength: float) -> ReverseProcess:
@@ -126,13 +146,13 @@ def edited_steps(
     unguided: the same without guidance, for the inversion of a variation.
     noise:    a name → standard normal noise of the images' shape, the same for the same name.
 
-    The network is evaluated as often as the sampler does on ``process``: times ``inpaint_resamples`` with a mask, plus
+    The network is evaluated as often as the sampler does on ``process``: times ``edit.passes``, plus
     T - 1 times before the first step for a variation.
     """
-    x, passes = edit_start(process, unguided, edit, noise("editing start")), 1
+    x = edit_start(process, unguided, edit, noise("editing start"))
     if edit.unknown is not None:
-        denoise, passes = keep_known(process, denoise, edit.images, edit.unknown), edit.config.inpaint_resamples
-    yield from resampled_steps(process, sampler, denoise, x, noise, passes, edit.config.inpaint_jump)
+        denoise = keep_known(process, denoise, edit.images, edit.unknown)
+    yield from resampled_steps(process, sampler, denoise, x, noise, edit.passes, edit.config.inpaint_jump)
 
 
 def edit_start(process: ReverseProcess, unguided: Denoise, edit: Edit, fresh: Tensor) -> Tensor:

@@ -196,6 +196,8 @@ def sample_steps(
     encode_text = cast("Callable[[Conditioning], Conditioning]", generator.encode_text)
     cond = encode_text(batch.cond.to(device))
     null = None if batch.null is None else encode_text(batch.null.to(device))
+    if edit is not None and edit.seen:
+        cond, null = replace(cond, known=edit.known), null and replace(null, known=edit.known)
 
     def guided(null: Conditioning | None, guidance: GuidanceConfig, classifier=None) -> Denoise:
         controlled = denoiser(cond, null, guidance, classifier)
@@ -230,8 +232,7 @@ def step_count(process: ReverseProcess, edit: Edit | None = None) -> int:
     """The number of steps that ``sample_steps`` takes. InputError as ``shortened``."""
     if edit is None:
         return process.num_timesteps
-    passes = 1 if edit.unknown is None else edit.config.inpaint_resamples
-    return passes * shortened(process, edit.strength).num_timesteps
+    return edit.passes * shortened(process, edit.strength).num_timesteps
 
 
 def seeds_draw(seeds: Sequence[int], stage: int, device: torch.device) -> Draw:

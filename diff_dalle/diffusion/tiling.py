@@ -54,8 +54,8 @@ class Tiled(nn.Module):
         """x: [N, C, H, W]; t: [N]. Returns [N, C or more, H, W], of several tiles at least float32.
 
         ``cond.low_res`` is upsampled bilinearly to x's size, then cut like x: upsampled tile by tile, it would differ
-        at the tiles' borders. So is ``cond.semantic``, with aligned corners, in patches. Raises InputError if x is
-        larger than a tile and ``divisor`` does not divide its height and width.
+        at the tiles' borders. So is ``cond.semantic``, with aligned corners, in patches; ``cond.known`` is cut. Raises
+        InputError if x is larger than a tile and ``divisor`` does not divide its height and width.
         """
         height, width = x.shape[2:]
         if max(height, width) <= self.tile:
@@ -87,6 +87,8 @@ class Tiled(nn.Module):
         """The conditions of a tile."""
         if cond.low_res is not None:
             cond = replace(cond, low_res=cond.low_res[window])
+        if cond.known is not None:
+            cond = replace(cond, known=cond.known[window])
         if cond.semantic is not None:
             rows, columns = (slice(each.start // self.patch, each.stop // self.patch) for each in window[1:])
             cond = replace(cond, semantic=cond.semantic[..., rows, columns])

@@ -23,6 +23,11 @@ class GeneratorConfig:
     text: TextEncoderConfig = section(TextEncoderConfig)
     low_res: LowResConfig = section(LowResConfig)
     image_channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale")
+    inpaint: bool = option(
+        False,
+        "inpainting network (GLIDE): it also sees the known part of the image and where that is; in training random "
+        "parts are unknown",
+    )
 
     def faults(self) -> Iterator[Fault]:
         if self.image_channels not in (1, 3):
@@ -48,14 +53,16 @@ class GeneratorConfig:
 
 
 class Generator(nn.Module):
-    """A denoiser conditioned on timestep, caption and class; an upsampler also on a low-resolution image.
+    """A denoiser conditioned on timestep, caption and class; an upsampler also on a low-resolution image, an inpainting
+    network on the known part of the image (Nichol et al. 2022, GLIDE, §2.3).
 
     vocab_size:       vocabulary size of the tokenizer; unused without text (``enc_attn_dim`` 0).
     learned_variance: output twice the channels; the second half parametrizes the variance.
 
     Conditions that the network requires: with text, ``mask`` and either ``tokens`` or, from an external encoder,
     ``text_states`` and ``text_pooled``; with ``num_classes``, ``labels``; an upsampler, ``low_res``, ``low_res_level``
-    and ``low_res_blur``. A missing one is an InputError. ``dropout_keys`` is optional. Conditions that the network was
+    and ``low_res_blur``. A missing one is an InputError. ``dropout_keys`` is optional, and so is ``known`` of an
+    inpainting network: without it nothing is known. Conditions that the network was
     not built for are ignored, so that one ``Conditioning`` can serve all stages of a cascade.
     """
 
@@ -65,11 +72,10 @@ class Generator(nn.Module):
         self.text_encoder = TextEncoder(config.text, vocab_size) if config.text.enc_attn_dim else None
         width, text_width, channels = config.unet.num_channels, config.text.enc_attn_dim, config.channels
         out_channels = 2 * channels if learned_variance else channels
-        if config.is_upsampler:
-            levels = LevelEmbedding(width, 4 * width) if config.low_res.low_res_levels else None
-            self.unet = UNet(config.unet, 2 * channels, out_channels, text_width, levels)
-        else:
-            self.unet = UNet(config.unet, channels, out_channels, text_width)
+        in_channels = channels * (1 + config.is_upsampler) + (channels + 1) * config.inpaint
+        has_levels = config.is_upsampler and config.low_res.low_res_levels
+        levels = LevelEmbedding(width, 4 * width) if has_levels else None
+        self.unet = UNet(config.unet, in_channels, out_channels, text_width, levels)
         number_dropouts(self)
 
     def encode_text(self, cond: Conditioning) -> Conditioning:
@@ -89,6 +95,11 @@ class Generator(nn.Module):
         condition and for an image size that the network does not support.
         """
         cond = encode_captions(self.text_encoder, cond or Conditioning())
+        if self.config.inpaint:
+            known = cond.known
+            if known is None:
+                known = x.new_zeros(len(x), self.config.channels + 1, *x.shape[2:])
+            x = torch.cat([x, known.to(x.dtype)], 1)
         if not self.config.is_upsampler:
             return self.unet(x, t, cond, control)
         low_res = upsample_low_res(cond, x.shape[2:])

@@ -126,10 +126,15 @@ def open_generator(recipe: Recipe, world: World, tokenizer: Tokenizer | None) ->
 
 def _task(run: GeneratorRun, tokenizer: Tokenizer | None, model: nn.Module, name: str, shown: Loader) -> DenoisingTask:
     process, previews = create_gaussian_diffusion(run.diffusion), previews_of(run, tokenizer, shown)
-    if not run.model.is_upsampler:
-        return DenoisingTask(model, process, run.denoising, run.num_classes, previews)
-    degradation = run.augmentation.degradation
-    return UpsamplingTask(model, process, run.denoising, run.model.factor, degradation, run.num_classes, previews)
+    if run.model.is_upsampler:
+        factor, degradation = run.model.factor, run.augmentation.degradation
+        task: DenoisingTask = UpsamplingTask(
+            model, process, run.denoising, factor, degradation, run.num_classes, previews
+        )
+    else:
+        task = DenoisingTask(model, process, run.denoising, run.num_classes, previews)
+    task.inpaints = run.model.inpaint
+    return task
 
 
 def previews_of(run: GeneratorRun, tokenizer: Tokenizer | None, data: Loader) -> Previews | None:

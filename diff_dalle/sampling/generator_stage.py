@@ -26,6 +26,7 @@ class GeneratorStage(Stage):
         self.config, self.diffusion = settings.model, settings.diffusion
         self.degradation = settings.augmentation.degradation
         self.unet, self.num_classes = self.config.unet, self.config.unet.num_classes
+        self.inpaints = self.config.inpaint
         self.image_size, self.small_size = self.config.unet.image_size, self.config.low_res.small_size
         usual = UPSAMPLER_DEFAULTS if self.is_upsampler else StageSettings()
         guidance = settings.preview.guidance

@@ -170,15 +170,15 @@ class ImageEdit:
             number = f" (number {i + 1})" if len(self.masks) > 1 else ""
             check_mask(self.masks[i % len(self.masks)], image, named("mask") + number)
 
-    def at(self, index: Sequence[int], size: tuple[int, int], signal: Signal) -> Edit:
-        """The edit of the images with these indices, in a stage's signal of this height and width."""
+    def at(self, index: Sequence[int], size: tuple[int, int], signal: Signal, seen: bool = False) -> Edit:
+        """The edit of the images with these indices, in a stage's signal of this height and width; seen: as there."""
         pixels = (signal.scale * size[0], signal.scale * size[1])
         images = [fit_image(self.images[i % len(self.images)], pixels) for i in index]
         unknown = None
         if self.masks is not None:
             masks = [fit_mask(self.masks[i % len(self.masks)], size) for i in index]
             unknown = torch.from_numpy(np.stack(masks))[:, None]
-        return Edit(signal.from_pixels(np.stack(images)), unknown, self.config)
+        return Edit(signal.from_pixels(np.stack(images)), unknown, self.config, seen)
 
     def for_upsampling(self) -> ImageEdit | None:
         """The edit of the upsamplers: known pixels stay known. No resampling: the low-resolution image fits already."""

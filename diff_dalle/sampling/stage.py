@@ -107,6 +107,7 @@ class Stage(ABC):
     clip:          the CLIP of these, as far as the checkpoint says.
     takes_embeddings: whether image embeddings, or the pictures that they are made of, have an effect.
     reconstructs:  whether, alone, it makes pictures again from what an encoder keeps of them.
+    inpaints:      whether it sees the known part of the images that it inpaints.
     decodes_apart: whether ``pixels`` loads a network, for which the stage's own has to make room.
     """
 
@@ -124,6 +125,7 @@ class Stage(ABC):
     takes_embeddings: bool = False
     clip: ClipConfig | None = None
     reconstructs = False
+    inpaints = False
     decodes_apart = False
 
     def __init__(
@@ -289,8 +291,7 @@ class Stage(ABC):
             for i in range(len(request.edit.images)):  # one at a time to save memory
                 edit = request.edit.at([i], job.size, self.signal)
             shortened(process, edit.strength)
-        classifier = self.classifier(settings)
-        if classifier is not None:
+        if (classifier := self.classifier(settings)) is not None:
             classifier.check_fits(job.size, self.signal, self.tokenizer)
             classifier.check_gradient(settings.classifier_gradient)
             classifier.check_labels(request.labels)
@@ -352,7 +353,7 @@ class Stage(ABC):
                 seeds,
                 cond,
                 null,
-                request.edit.at(part, job.size, self.signal) if request.edit else None,
+                request.edit.at(part, job.size, self.signal, self.inpaints) if request.edit else None,
                 job.index,
                 control.interval if steering and control else (0.0, 1.0),
             )

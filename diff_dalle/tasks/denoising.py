@@ -8,12 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Conditioning
+from ..diffusion.editing import known_part
 from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.resample import DenoisingConfig, UniformSampler
+from ..images.control_filters.inpainting import box_or_stroke_masks
 from ..randomness import Draw
 from .bins import QUARTILES, by_quartile
 from .imitation import Imitation
 from .timesteps import TimestepTask
+
+UNKNOWN_SHARE = 0.1  # of the samples of which an inpainting network sees nothing, so that it generates without them too
 
 
 class DenoisingTask(TimestepTask):
@@ -26,6 +30,7 @@ class DenoisingTask(TimestepTask):
 
     config: DenoisingConfig
     imitation: Imitation | None = None  # of a LoRA's base
+    inpaints = False  # whether the network sees the known part of an image
 
     def __init__(
         self, model: nn.Module, process: GaussianDiffusion, config: DenoisingConfig, num_classes: int = 0, preview=None
@@ -39,8 +44,13 @@ class DenoisingTask(TimestepTask):
         return self.model
 
     def condition(self, batch: Batch, draw: Draw) -> Conditioning:
-        """The conditions of the samples, before caption dropout."""
-        return batch.cond
+        """The conditions of the samples, before caption dropout. For an inpainting network random boxes and strokes of
+        an image are unknown, and in ``UNKNOWN_SHARE`` of the samples all of it."""
+        if not self.inpaints:
+            return batch.cond
+        masks = box_or_stroke_masks(batch.images.shape[2:], draw)
+        whole = draw.uniform("nothing known") < UNKNOWN_SHARE
+        return replace(batch.cond, known=known_part(batch.images, masks | whole[:, None, None, None]))
 
     def drop(self, cond: Conditioning, draw: Draw) -> Conditioning:
         """The conditions in training, some of them dropped."""

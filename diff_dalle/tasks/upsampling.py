@@ -39,7 +39,7 @@ class UpsamplingTask(DenoisingTask):
 
     def condition(self, batch: Batch, draw: Draw) -> Conditioning:
         low_res = area_downsample(batch.images, self.factor)
-        return replace(batch.cond, **self.degradation.draw(low_res, draw))
+        return replace(super().condition(batch, draw), **self.degradation.draw(low_res, draw))
 
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """As for a base generator, and in dB the PSNR of the x_start predicted at the last timestep from noise and the

@@ -14,10 +14,12 @@ from diff_dalle.checkpoints.foreign.reading import content_of, recognize, state_
 from diff_dalle.checkpoints.foreign.structure import RELEASES, Structure, TextStructure, find_release, structure_of
 from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.config import InputError
+from diff_dalle.diffusion.editing import known_part
 
 SIZE = 16
 GIVEN = {"image_size": SIZE, "num_head_channels": 16, "noise_schedule": "cosine"}
 TEXT = (40, 6, 32, 2, 4)
+UPSAMPLERS, INPAINTING = (6, 10), (7, 10)  # input channels
 CASES = {
     "unconditional": {},
     "new order": dict(new_order=True),
@@ -34,6 +36,9 @@ CASES = {
     "classifier without blocks that halve": dict(pooled=7, updown=False),
     "glide": dict(text=TEXT),
     "glide upsampler": dict(text=TEXT, inputs=6),
+    "glide inpainting": dict(text=TEXT, inputs=7),
+    "glide inpainting upsampler": dict(text=TEXT, inputs=10),
+    "gray inpainting": dict(inputs=3, outputs=1),
     "glide without paddings": dict(text=TEXT, xf_padding=False),
     "glide without a last norm": dict(text=TEXT, xf_padding=False, xf_final_ln=False),
     "adaptive pool": dict(pooled=7, pool="adaptive"),
@@ -45,7 +50,7 @@ CASES = {
 
 def given(other):
     flags = {**GIVEN, "use_new_attention_order": other.new_order}
-    flags |= {"small_size": SIZE // 4} if other.inputs == 6 else {}
+    flags |= {"small_size": SIZE // 4} if other.inputs in UPSAMPLERS else {}
     if other.upsample_head_channels:
         own = other.channels // other.head_channels, other.channels // other.upsample_head_channels
         flags = {**flags, "num_head_channels": -1, "num_heads": own[0], "num_heads_upsample": own[1]}
@@ -65,11 +70,16 @@ def case(request):
 
 def inputs(other, n=2):
     generator = torch.Generator().manual_seed(0)
-    x, t = torch.randn(n, 3, SIZE, SIZE, generator=generator), torch.tensor([3.0, 711.5])
+    channels = min(3, other.outputs)
+    x, t = torch.randn(n, channels, SIZE, SIZE, generator=generator), torch.tensor([3.0, 711.5])
     theirs, ours = {}, {}
     if other.classes:
         theirs["y"] = ours["labels"] = torch.tensor([0, other.classes - 1])
-    if other.inputs == 6:
+    if other.inputs in INPAINTING or channels == 1:
+        image, unknown = torch.randn(x.shape, generator=generator), torch.rand(n, 1, SIZE, SIZE) < 0.5
+        theirs["inpaint_image"], theirs["inpaint_mask"] = image, (~unknown).float()
+        ours["known"] = known_part(image, unknown)
+    if other.inputs in UPSAMPLERS:
         low_res, none = torch.randn(n, 3, SIZE // 4, SIZE // 4, generator=generator), torch.zeros(n)
         theirs["low_res"] = ours["low_res"] = low_res
         ours |= {"low_res_level": none, "low_res_blur": none}
@@ -105,7 +115,7 @@ def structure_like(config, learned_variance):
         tuple(map(float, unet.mults)),
         unet.num_res_blocks,
         tuple(map(unet.has_attention, range(unet.levels))),
-        config.channels * (2 if config.is_upsampler else 1),
+        config.channels * (1 + config.is_upsampler + config.inpaint) + config.inpaint,
         config.channels * (2 if learned_variance else 1),
         unet.num_classes,
         unet.use_scale_shift_norm,
@@ -126,7 +136,10 @@ def test_shapes_tell_the_structure(case):
     assert found.structure.classes == other.pooled
     assert found.structure.resblock_updown == (other.updown and len(other.mults) > 1)
     assert found.structure.num_res_blocks == other.blocks and found.structure.attention == tuple(other.attention)
-    assert found.structure.channel_mult == tuple(other.mults) and found.structure.is_upsampler == (other.inputs == 6)
+    assert found.structure.channel_mult == tuple(other.mults) and found.structure.is_upsampler == (
+        other.inputs in UPSAMPLERS
+    )
+    assert found.structure.inpaints == (other.inputs in INPAINTING or other.outputs == 1)
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.name)
@@ -142,6 +155,8 @@ def test_published_networks_are_recognized_by_their_shapes(release):
         "imagenet64_cond_270M_250K": 273,
         "base": 385,
         "upsample": 398,
+        "base_inpaint": 385,
+        "upsample_inpaint": 398,
     }
     s, unseen = release.structure, release.unseen
     text = s.text and (50257, s.text.length, s.text.width, s.text.depth, 8)
@@ -175,6 +190,7 @@ def test_noise_of_the_releases_is_as_published():
         "cifar10_uncond_50M_500K",
         "imagenet64_cond_270M_250K",
         "base",
+        "base_inpaint",
     }
     improved = {each.name for each in RELEASES if each.project == "Improved Diffusion"}
     long = {name for name, unseen in found.items() if unseen.diffusion_steps == 4000}
@@ -211,8 +227,9 @@ def test_no_two_releases_have_one_structure():
             {"image_size": 32},
             "positional_embedding of shape .64, 65., which does not fit a network with image_size 32",
         ),
-        ({"inputs": 7}, {}, {}, "inpainting network with 7 input channels"),
         ({"inputs": 6}, {}, {}, "by small_size"),
+        ({"inputs": 10}, {}, {}, "by small_size"),
+        ({"inputs": 9, "outputs": 4}, {}, {}, "is a U-Net of latents with 4 channels, whose autoencoder"),
         ({}, {}, {"image_size": None}, "the shapes of none of the published networks"),
         ({}, {}, {"num_head_channels": 5}, "num_head_channels is 5"),
     ],

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cascade_making import (
     FAST,
+    KINDS,
     NO_TEXT,
     SMALL,
     close,
@@ -63,6 +64,43 @@ def test_an_upsampler_alone_keeps_known_pixels_too(cascade):
     (images,) = stages(Pipeline(cascade.stages[1:]), [""], low_res=low_res, edit=ImageEdit([image], [mask]))
     known, hole = fit_image(image, (20, 12)), fit_mask(mask, (20, 12))
     assert (images[0][~hole] == known[~hole]).all() and np.abs(images[0] - known)[hole].mean() > 20
+
+
+@torch.no_grad()
+def test_an_inpainting_network_sees_the_known_pixels(tmp_path):
+    """Its samples are those of GLIDE's procedure, in one pass; so does an upsampler of such, tile by tile."""
+    changed = {"prediction": "eps", "enc_attn_dim": 8, "diffusion_steps": 40, "caption_dropout": 0.1, "inpaint": True}
+    files = [
+        make_stage(tmp_path / "base.pt", **changed),
+        make_stage(tmp_path / "up.pt", **{**changed, **KINDS["middle"]}),
+    ]
+    pipeline = load(files[0], "cpu", upsampler_paths=files[1:], keep_loaded=True)
+    image, options = random_images(1, 16, 16)[0], {"edit": ImageEdit([random_images(1, 16, 16)[0]], [HOLE])}
+    options |= {"sampler": SamplerConfig("ddim", 4), "guidance": GuidanceConfig(guidance_scale=3.0)}
+    first, second = pipeline.stages
+    with watching(first) as seen, watching(second) as above:
+        small, _ = stages(pipeline, ["a star"], upsampling=replace(FAST, tile_size=8, tile_overlap=4), **options)
+    assert len(seen) == 4 and {x.shape[2] for x, _ in above} == {8}
+    given, hole = first.signal.from_pixels(fit_image(image, (8, 8))[None]), torch.from_numpy(fit_mask(HOLE, (8, 8)))
+    mask = (~hole)[None, None].float()
+    x, cond = seen[0][0][:1], seen[0][1]
+    assert torch.equal(cond.known, torch.cat([given * mask, mask], 1).expand(2, -1, -1, -1))
+    whole = first.signal.from_pixels(fit_image(image, (16, 16))[None])[..., -8:, -8:]
+    assert torch.equal(above[-1][1].known[:, :3], whole.where(above[-1][1].known[:, 3:] > 0, 0.0))
+    process = SamplerConfig("ddim", 4).process(first.diffusion)
+    levels = [*process.alphas_cumprod, 1.0]
+    for i in reversed(range(4)):
+        t = torch.full((2,), process.timestep_map[i])
+        conditional, other = first.network()(torch.cat([x, x]), t, cond)[:, :3].chunk(2)
+        eps = other + 3 * (conditional - other)
+        x_start = ((x - (1 - levels[i]) ** 0.5 * eps) / levels[i] ** 0.5).clamp(-1, 1)
+        x_start = x_start * (1 - mask) + given * mask
+        eps = (x - levels[i] ** 0.5 * x_start) / (1 - levels[i]) ** 0.5
+        x = levels[i - 1] ** 0.5 * x_start + (1 - levels[i - 1]) ** 0.5 * eps
+    assert np.abs(first.pixels(x).astype(int) - small).max() <= 1
+    with watching(first) as seen:
+        blind = stages(pipeline, ["a star"], **{**options, "edit": None})[0]
+    assert seen[0][1].known is None and (blind != small).any()
 
 
 def test_a_low_strength_preserves_the_image_and_strength_1_ignores_it(cascade):
@@ -162,7 +200,7 @@ def gradient(height, width):
     return np.stack(levels, -1).round().astype(np.uint8)
 
 
-def upsample(pipeline, prompts=("",), size=(16, 24), steps="5", **tiles):
+def upsample(pipeline, prompts=("",), size=(16, 24), steps=5, **tiles):
     settings = replace(FAST, sampler=SamplerConfig(steps=steps), **tiles)
     return stages(pipeline, prompts, low_res=gradient(*size)[None], upsampling=settings)[0]
 
@@ -178,12 +216,12 @@ def test_tiles_of_a_smooth_image_are_close_to_the_whole(trained):
 
 def test_the_network_sees_tiles_only(trained):
     with watching(trained.stages[0]) as seen:
-        upsample(trained, steps="2", tile_size=16, tile_overlap=8)
+        upsample(trained, steps=2, tile_size=16, tile_overlap=8)
     assert {x.shape[2:] for x, _ in seen} == {(16, 16)} and len(seen) == (3 * 5) * 2
 
 
 def test_tiles_with_a_caption_and_guidance(tmp_path):
     reads = load("", "cpu", upsampler_paths=[make_stage(tmp_path / "up.pt", image_size=16, small_size=8)])
-    options = {"size": (8, 12), "steps": "2", "guidance": GuidanceConfig(guidance_scale=2.0)}
+    options = {"size": (8, 12), "steps": 2, "guidance": GuidanceConfig(guidance_scale=2.0)}
     star, ring = (upsample(reads, [prompt], tile_size=8, tile_overlap=4, **options) for prompt in ("a star", "a ring"))
     assert star.shape == (1, 16, 24, 3) and (star != ring).any()

@@ -25,6 +25,7 @@ from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNetConfig
 from diff_dalle.randomness import Draw
+from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.tasks.upsampling import UpsamplingTask, signal_psnr
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
@@ -314,3 +315,24 @@ def test_the_small_image_of_a_part_is_that_part_of_the_small_image(tmp_path, sid
         assert_close(low_res[i], small[i, :, y : y + length, x : x + length], rtol=0, atol=1e-6)
         places.add((top, left))
     assert len(places) > 3
+
+
+def test_an_inpainting_network_learns_from_parts_of_images():
+    """Boxes and strokes are unknown, which depend on the position alone; in a tenth of the samples all is."""
+    model, batch = Watcher(), make_batch(400, (16, 16))
+    for task in (
+        DenoisingTask(model, PROCESS, KEEP),
+        UpsamplingTask(model, PROCESS, KEEP, 2, PLAIN.degradation),
+    ):
+        task.losses(batch, draw_of(batch))
+        assert model.shown.pop()[2].known is None
+        task.inpaints = True
+        task.losses(batch, draw_of(batch))
+        known = model.shown.pop()[2].known
+        pixels, mask = known[:, :3], known[:, 3:]
+        assert torch.equal(pixels, batch.images * mask) and set(mask.unique().tolist()) == {0.0, 1.0}
+        share = mask.mean((1, 2, 3))
+        assert 0.05 < (share == 0).float().mean() < 0.16 and 0.5 < share.median() < 0.95
+        later = make_batch(400, (16, 16)).select(slice(7, 9))
+        task.losses(later, draw_of(later))
+        assert torch.equal(model.shown.pop()[2].known, known[7:9])

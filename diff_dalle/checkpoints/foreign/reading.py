@@ -34,7 +34,6 @@ _SAME = (
     "channel_mult", "attention_resolutions", "num_heads", "num_head_channels", "use_scale_shift_norm",
     "resblock_updown",
 )  # fmt: skip
-_INPAINTING = (7, 10)  # input channels: image, or image and low-resolution image; known image and its mask
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,6 @@ def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] |
             f"{path} has weights named as in Guided-Diffusion, but in shapes of no network of this kind: it may be of "
             "a changed version"
         ) from None
-    if structure.in_channels in _INPAINTING:
-        raise InputError(
-            f"{path} is an inpainting network with {structure.in_channels} input channels, which this library does not "
-            "have: give the one without"
-        )
     release = find_release(structure)
     if release is None and not {"image_size", "noise_schedule"} <= set(given):
         raise InputError(
@@ -183,7 +177,7 @@ def _generator(structure: Structure, unseen: Unseen) -> GeneratorSettings:
             enc_norm=structure.text.normed and not structure.original,
         )
     low_res = LowResConfig(unseen.small_size, low_res_levels=False) if structure.is_upsampler else LowResConfig()
-    model = GeneratorConfig(_unet(structure, unseen), text, low_res, structure.image_channels)
+    model = GeneratorConfig(_unet(structure, unseen), text, low_res, structure.image_channels, structure.inpaints)
     diffusion = DiffusionConfig(
         **vars(_noise(unseen)),
         variance="learned_range" if structure.variance_is_learned else DiffusionConfig.variance,
@@ -261,7 +255,13 @@ def check_no_class(network: nn.Module, path: str) -> None:
 #: What networks in a layout have, and what those with a text encoder have.
 _PLAIN: dict[str, Any] = {"patch_size": 1, "low_res_skip": False, "low_res_levels": False}
 _GUIDED_TEXT: dict[str, Any] = {"text_attention": "joint", "text_padding": ("learned", "end"), "enc_conv": 0}
-_ORIGINAL_TEXT: dict[str, Any] = {"text_attention": "cross", "text_padding": "zeros", "enc_norm": False, "enc_conv": 0}
+_ORIGINAL_TEXT: dict[str, Any] = {
+    "text_attention": "cross",
+    "text_padding": "zeros",
+    "enc_norm": False,
+    "enc_conv": 0,
+    "inpaint": False,
+}
 
 
 def check_layout(config: GeneratorConfig | NoisedClipConfig, path: str, original: bool) -> None:
@@ -273,7 +273,7 @@ def check_layout(config: GeneratorConfig | NoisedClipConfig, path: str, original
         required |= {"text_padding": "zeros", "enc_norm": False}
         prefix = "classifier_"
     else:
-        found = {**vars(config.unet), **vars(config.text), **vars(config.low_res)}
+        found = {**vars(config.unet), **vars(config.text), **vars(config.low_res), "inpaint": config.inpaint}
         found["low_res_levels"] &= config.is_upsampler
         if config.text.enc_attn_dim:
             required |= {**_ORIGINAL_TEXT, "num_classes": 0} if original else _GUIDED_TEXT

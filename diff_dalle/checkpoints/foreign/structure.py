@@ -59,7 +59,9 @@ class Structure:
         """Of the denoised signal; a learned variance doubles the output's, the low-resolution image the input's."""
         if self.classes:
             return self.in_channels
-        fitting = [n for n in CHANNELS if self.in_channels in (n, 2 * n) and self.out_channels in (n, 2 * n)]
+        fitting = [
+            n for n in CHANNELS if self.in_channels in (n, 2 * n, *_inpainting(n)) and self.out_channels in (n, 2 * n)
+        ]
         return fitting[0] if fitting else self.out_channels
 
     @property
@@ -68,7 +70,11 @@ class Structure:
 
     @property
     def is_upsampler(self) -> bool:
-        return self.in_channels == 2 * self.image_channels
+        return self.in_channels in (2 * self.image_channels, _inpainting(self.image_channels)[1])
+
+    @property
+    def inpaints(self) -> bool:
+        return not self.classes and self.in_channels in _inpainting(self.image_channels)
 
     @property
     def kind(self) -> str:
@@ -79,6 +85,12 @@ class Structure:
 
     def attention_resolutions(self, image_size: int) -> tuple[int, ...]:
         return tuple(image_size >> level for level, has in enumerate(self.attention) if has)
+
+
+def _inpainting(channels: int) -> tuple[int, int]:
+    """Input channels of inpainting networks, without and with a low-resolution image: the image, the known part of it,
+    and where that is."""
+    return 2 * channels + 1, 3 * channels + 1
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ class UnetControlNet(ControlNet):
             raise InputError(
                 "the base is an upsampler (small_size), which its low-resolution image controls: give a base generator"
             )
+        if base.inpaint:
+            raise InputError(
+                "the base is an inpainting network (inpaint), which the known part of the image controls: give a base "
+                "generator without it"
+            )
         self.patch_size, width = base.unet.patch_size, config.hint_channels
         self.encoder = UNetEncoder(base.unet, base.channels, base.text.enc_attn_dim)
         channels = [*self.encoder.skip_channels, self.encoder.channels]

@@ -211,6 +211,8 @@ def test_an_upsampler_has_no_controlnet():
     config = GeneratorConfig(UNET, TEXT, LowResConfig(small_size=8))
     with refused(r"the base is an upsampler \(small_size\)"):
         UnetControlNet(UnetControlConfig(), config, 1)
+    with refused(r"the base is an inpainting network \(inpaint\)"):
+        UnetControlNet(UnetControlConfig(), GeneratorConfig(UNET, TEXT, inpaint=True), 1)
     with refused("hint_channels is 0"):
         UnetControlConfig(hint_channels=0)
     with refused("control_channels is 0"):
