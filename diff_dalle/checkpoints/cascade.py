@@ -6,7 +6,7 @@ stage A from semantic ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +24,7 @@ from ..models.latent.stage_b import StageB, StageBConfig
 from ..models.latent.stage_c import StageC, StageCConfig
 from ..text.tokenizer import TokenizerConfig
 from .decoder import ClipConfig
-from .kind import NetworkKind, empty_images
+from .kind import NetworkKind, Self, empty_images
 
 SHIFT = "α/σ is divided by this, in addition to diffusion.shift: above 1 = more steps at high noise"
 
@@ -153,6 +153,14 @@ class _LatentStage(NetworkKind):
     diffusion: LogSnrConfig
     sampling: LatentSampling
     trained_with: TrainedWith
+
+    @classmethod
+    def read(cls: type[Self], config: Mapping) -> Self:
+        """As of every kind. Checkpoints of versions without ``guidance_rescale`` do not rescale."""
+        sampling = config.get("sampling")
+        if isinstance(sampling, Mapping):
+            config = {**config, "sampling": {"guidance_rescale": 0.0, **sampling}}
+        return super().read(config)
 
     @property
     def stride(self) -> int:

@@ -5,7 +5,7 @@ from config_making import Model, Training
 
 from diff_dalle.checkpoints.kind import NetworkKind
 from diff_dalle.checkpoints.kinds import KINDS, find_kind
-from diff_dalle.config import section, settings
+from diff_dalle.config import section, settings, to_dict
 
 
 @settings
@@ -40,3 +40,14 @@ def test_a_kind_that_forgets_something_cannot_be_declared():
 
 def test_every_kind_is_where_the_table_says():
     assert all(find_kind(name).name == name for name in KINDS)
+
+
+@pytest.mark.parametrize("kind", ["stage_b", "stage_c"])
+def test_a_latent_stage_of_an_earlier_version_does_not_rescale_its_guidance(kind):
+    now = to_dict(find_kind(kind)())
+    earlier = {
+        **now,
+        "sampling": {name: now["sampling"][name] for name in now["sampling"] if name != "guidance_rescale"},
+    }
+    found = [find_kind(kind).read(config).sampling.guidance_rescale for config in (now, earlier)]
+    assert found == [0.7, 0.0]
