@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Conditioning
-from ..config import InputError, given
+from ..config import Fault, InputError, given, named
 from ..data.index import count_kinds, index_shards
 from ..data.loader import DataConfig, Loader
 from ..data.shards import ShardFiles
@@ -74,6 +74,8 @@ class Context:
         self.run, self.settings, self.world = run, run.evaluation, world
         paths, base = run.upsampler_paths, self.settings.decoder_path or self.settings.model_path
         self.pipeline: Pipeline = self._load(base, paths)
+        if base:
+            self._check_kind()
         if self.settings.labels and not self._classes(self.pipeline):
             raise InputError("--labels is given, but no generator is class-conditional: leave it out")
         self._classifier = run.classifier.load(
@@ -84,6 +86,14 @@ class Context:
         )
         self._samples: dict[tuple[tuple[str, ...], GuidanceSetting], list[np.ndarray]] = {}
         self._features: dict[tuple[tuple[str, ...], GuidanceSetting], Tensor] = {}
+
+    def _check_kind(self) -> None:
+        """InputError for a decoder in the place of a generator, and the reverse."""
+        saved, is_decoder = self.pipeline.stages[0].saved, bool(self.settings.decoder_path)
+        if (saved.settings.name == "decoder") != is_decoder:
+            place, right = ("decoder_path", "model_path") if is_decoder else ("model_path", "decoder_path")
+            rule = f"is {saved.path}, which holds a {saved.settings.name}: give it with {named(right)}"
+            raise InputError(Fault(place, rule))
 
     # ---------------------------------------------------------------------------------------------------------- models
 
@@ -321,7 +331,7 @@ class Context:
     ) -> CaptionedImages:
         """At a pipeline's resolution, with captions as its last stage reads them, unless told otherwise."""
         stage, image_size = pipeline.stages[-1], pipeline.image_size
-        if tokenizer is None:
+        if tokenizer is None and stage.tokenizer is not None:
             tokenizer, text_length = stage.tokenizer, stage.config.text.text_length
         config = DataConfig(data_dir=self.settings.captioned, caption_field=self.settings.caption_field)
         captions = () if tokenizer is None else (CaptionSpec(tokenizer, text_length),)

@@ -61,9 +61,10 @@ def feature_metrics(context: Context) -> Report:
     halves = real.every_second(0), real.every_second(1)
     rows = {"generated": values(real, generated), "real halves": values(*halves)}
     n, dimensions = real.features.shape
+    shared = "embeddings" if settings.decoder_path else "captions"
     table = Table(["images", *rows["generated"]], [[name, *row.values()] for name, row in rows.items()])
     text = (
-        f"Generated images compared with real images of the same captions. Features: {extractor}, {dimensions} "
+        f"Generated images compared with real images of the same {shared}. Features: {extractor}, {dimensions} "
         f"dimensions; n = {n} images on each side. Reference: one half of the real images compared with the other. The "
         "Fréchet distance has a positive bias that falls with n. Compare only numbers with the same features and n."
     )
@@ -72,15 +73,21 @@ def feature_metrics(context: Context) -> Report:
 
 
 def _sides(context: Context) -> tuple[Side, Side, str]:
-    """Real and generated images of the same captions, at the base's resolution; whose features they have."""
+    """Real and generated images of the same captions, at the base's resolution, or of the same embeddings, at that of a
+    decoder; whose features they have."""
     settings = context.settings
+    if settings.decoder_path:
+        images = context.real_images()[0]
+        _check_count(images)
+        features = feature_network(settings.feature_network, context.world.device)
+        generated = context.vary(context.embed(images))[-1]
+        return Side(images, features(images)), Side(generated, features(generated)), settings.feature_network
     if settings.shapes_dir:
         prompts = context.shape_prompts()
         captions, images = [prompt.text for prompt in prompts], renders_of(prompts, context.base.image_size)
     else:
         captions, images = context.captioned.captions, context.captioned.images
-        if len(images) < MIN_IMAGES:
-            raise InputError(f"--data_dir has {len(images)} images, but feature_metrics needs at least {MIN_IMAGES}")
+        _check_count(images)
     if settings.feature_network:
         features = feature_network(settings.feature_network, context.world.device)
         generated = context.sample(captions, context.default_guidance)[0]
@@ -90,6 +97,11 @@ def _sides(context: Context) -> tuple[Side, Side, str]:
     sampled = context.sample(captions, context.default_guidance)[0]
     extractor = f"image tower of {context.run.classifier.classifier_path} at t = 0"
     return real, Side(sampled, context.features(captions, context.default_guidance)), extractor
+
+
+def _check_count(images: np.ndarray) -> None:
+    if len(images) < MIN_IMAGES:
+        raise InputError(f"--data_dir has {len(images)} images, but feature_metrics needs at least {MIN_IMAGES}")
 
 
 def _inception_scores(context: Context) -> Measure:

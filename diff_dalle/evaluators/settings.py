@@ -147,27 +147,32 @@ class EvaluateInputs:
         if self.cascade != LatentCascadeConfig() or self.evaluation.aspect_ratios != EvaluateConfig.aspect_ratios:
             flags = f"{named('stage_b')}, {named('stage_a')} and {model_flag}"
             yield Fault("", f"settings of a latent cascade are given, but no stage B: set {flags}")
+        if self.classifier.classifier_path and not model:
+            remedy = "leave it out" if decoder else f"set {model_flag}"
+            rule = f"is given, but it only scores and guides a base generator: {remedy}"
+            yield Fault("classifier.classifier_path", rule)
         if decoder:
             if model or self.upsamplers.upsampler_paths:
                 rule = f"and {model_flag} or {upsamplers_flag} exclude each other: evaluate one of them at a time"
                 yield Fault("evaluation.decoder_path", rule)
-            yield from self._recorded("a decoder")
+            yield from self._recorded("a decoder", bool(self.evaluation.data_dir and self.evaluation.feature_network))
             return
         if self.upsamplers != UpsamplersConfig() and not upsamplers:
             yield Fault("", f"settings of upsamplers are given, but no upsamplers: set {upsamplers_flag}")
-        if self.classifier.classifier_path and not model:
-            rule = f"is given, but it only scores and guides a base generator: set {model_flag}"
-            yield Fault("classifier.classifier_path", rule)
         scored = self.classifier.classifier_path or self.evaluation.feature_network
         if self.evaluation.captioned and model and not scored:
             needed = f"{named('classifier_path')} or {named('feature_network')}"
             rule = f"needs {needed}: without a shapes world, a network scores the samples"
             yield Fault(f"evaluation.{'data_dir' if self.evaluation.data_dir else 'emoji_dir'}", rule)
 
-    def _recorded(self, what: str) -> Iterator[Fault]:
-        """What samples as its checkpoints say, but for its own settings."""
-        if not self.evaluation.shapes_dir:
-            yield Fault("", f"{what} is scored on pictures of the shapes world: set {named('shapes_dir')}")
+    def _recorded(self, what: str, has_features: bool = False) -> Iterator[Fault]:
+        """What samples as its checkpoints say, but for its own settings. has_features: its samples are compared with
+        other pictures by a network."""
+        if not (self.evaluation.shapes_dir or has_features):
+            others = f", or {named('data_dir')}, {named('metrics')} and {named('feature_network')}"
+            is_decoder = bool(self.evaluation.decoder_path)
+            remedy = f"set {named('shapes_dir')}{others if is_decoder else ''}"
+            yield Fault("", f"{what} is scored on pictures of the shapes world: {remedy}")
         if self.sampler != SamplerConfig() or given(self.guidance).keys() - {"guidance_scale"}:
             rest = f"leave flags of the sampler and of the guidance out, except {named('guidance_scale')}"
             yield Fault("", f"{what} samples as its checkpoint says: {rest}")

@@ -34,6 +34,9 @@ class Need:
 
 BASE = Need("a base generator", "--model_path", lambda run: run.evaluation.model_path and not run.cascade.stage_b)
 DECODER = Need("a decoder", "--decoder_path", lambda run: run.evaluation.decoder_path)
+SAMPLED = Need(
+    "a base generator or a decoder", "--model_path or --decoder_path", lambda run: BASE.met(run) or DECODER.met(run)
+)
 CASCADE = Need("a latent cascade", "--stage_b and --model_path", lambda run: run.cascade.stage_b)
 UPSAMPLERS = Need("upsamplers", "--upsampler_paths", lambda run: run.upsampler_paths)
 FEATURES = Need(
@@ -81,7 +84,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "guidance": Evaluator(guidance, (BASE, CLASSIFIER), plots=True),
     "similarity": Evaluator(similarity, (BASE, CLASSIFIER, CAPTIONED_DATA)),
     "retrieval": Evaluator(by_noise_level, (BASE, CLASSIFIER), plots=True),
-    "feature_metrics": Evaluator(feature_metrics, (BASE, FEATURES), asked_by="metrics", least=MIN_IMAGES),
+    "feature_metrics": Evaluator(feature_metrics, (SAMPLED, FEATURES), asked_by="metrics", least=MIN_IMAGES),
     "upsampling": Evaluator(upsampling, (UPSAMPLERS,)),
     "editing": Evaluator(editing, (BASE, SHAPES_WORLD, EDITS)),
     "image_variations": Evaluator(image_variations, (DECODER, SHAPES_WORLD)),

@@ -19,7 +19,7 @@ from ..tracking.tracker import Tracker
 from ..tracking.trackers import create_trackers
 from ..training.loop import TrainLoop
 from .recipe import Recipe, Session
-from .spelling import spelled_as_in_file
+from .spelling import spelled_as_in_file, spelling_of
 from .starting import Origin, arriving, with_streams
 
 
@@ -87,8 +87,8 @@ def _loop(session: Session, origin: Origin, is_replaced: bool, logdir: str, worl
         session.exports,
     )
     if loop.is_finished:
-        limits = f"{named('iterations')}, {named('samples')}"
-        world.print(spelled(f"Note: nothing is left to train after step {loop.step:,}: raise {limits}", str))
+        limit = spelled(named("iterations"), spelling_of(type(recipe.settings)))
+        world.print(f"Note: nothing is left to train after step {loop.step:,}: raise {limit}.")
     return loop
 
 

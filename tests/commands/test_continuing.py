@@ -87,7 +87,7 @@ def test_a_start_takes_the_state_from_the_checkpoint_and_the_settings_from_the_f
     assert group["weight_decay"] == 0.2 and state(run, "unet0_opt", 8)["optimizer"]["state"][0]["step"] == 8
     assert not (run / "loaded").exists() and (run / "progress.csv").read_text().count("\n") < 9  # a history of its own
     again = work(tmp_path / "next", world, load(kept), *EDITED.items(), AUTO)  # which is complete
-    assert again == run and "nothing is left to train after step 8" in capsys.readouterr().out
+    assert again == run and "nothing is left to train after step 8: raise train.epochs" in capsys.readouterr().out
 
 
 def test_a_run_that_only_moves_goes_on_bit_for_bit_with_its_history(tmp_path, world, kept):
