@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ..config import Fault, InputError, lookup, members, named, option, quantity, settings
+from ..config import Fault, InputError, lookup, members, named, option, quantity, settings, spelled
 from ..diffusion.augmentation import Degradation
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig
@@ -17,6 +17,7 @@ from ..models.decoder.config import DecoderUnetConfig
 from .decoder_stage import DecoderStage
 
 LOSSES = {"l1": "l1", "l2": "rescaled_mse", "huber": "huber"}  # their names in ``DiffusionConfig``
+_OWN_NAMES = {"diffusion_steps": "timesteps", "noise_schedule": "beta_schedule"}  # of settings of a process
 CLIPS = ("openai", "open_clip", "diff_dalle")
 CLIP_OUTPUTS = ("unit", "released")
 _FOR_EACH = "; one for all U-Nets or one for each"
@@ -314,7 +315,9 @@ class DecoderConfig:
             try:
                 get_named_beta_schedule(schedule, self.timesteps)
             except InputError as error:
-                yield Fault("timesteps", f": {error}")
+                for fault in error.faults:
+                    rule = spelled(fault.rule, lambda name: named(_OWN_NAMES.get(name, name)))
+                    yield replace(fault, setting=_OWN_NAMES.get(fault.setting, fault.setting), rule=rule)
                 return
         for steps in self.sample_timesteps:
             if steps is not None and not min(2, self.timesteps) <= steps <= self.timesteps:

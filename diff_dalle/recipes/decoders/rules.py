@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 from ...checkpoints.decoder import DecoderConfig
@@ -22,10 +23,14 @@ def wrong_between(
     tracker: TrackerSection,
 ) -> Iterator[Fault]:
     """What is wrong between the sections. Each is checked by itself as well, and may have failed."""
-    yield from _wrong_lists(decoder, train)
-    yield from _wrong_sizes(decoder, data, train)
-    yield from _wrong_sources(decoder, data, evaluate)
-    yield from _wrong_scales(decoder, train)
+    for wrong in (
+        _wrong_lists(decoder, train),
+        _wrong_sizes(decoder, data, train),
+        _wrong_sources(decoder, data, evaluate),
+        _wrong_scales(decoder, train),
+    ):
+        with contextlib.suppress(InputError):  # of a U-Net that cannot be made, as the decoder's own check tells
+            yield from wrong
     if train.max_batch_size and train.max_batch_size > data.batch_size:
         rule = f"is a part of {named('data.batch_size')} ({data.batch_size}): lower it, or leave it out"
         yield Fault("train.max_batch_size", rule, train.max_batch_size)

@@ -76,6 +76,15 @@ def test_keys_that_ask_for_nothing_are_accepted_and_others_say_what_is(tmp_path)
     assert len(lines) == 6 and all(any(re.search(rule, line) for line in lines) for rule in accepted)
 
 
+def test_what_is_wrong_with_a_process_is_told_once_by_the_files_names(tmp_path):
+    steps = ("decoder.timesteps", 10), ("decoder.sample_timesteps", None)
+    lines = errors_of(
+        write_file(tmp_path, *steps, ("decoder.beta_schedule", "linear"), ("train.unet_training_mask", []))
+    )
+    assert len(lines) == 3 and "decoder.timesteps (" in lines[1] and "unet_training_mask" in lines[2]
+    assert lines[1].endswith("betas up to 2, above 1: set it to 20 or more, or decoder.beta_schedule to cosine")
+
+
 def test_the_schedule_is_cosine_unless_null_is_given(tmp_path):
     text, code = (
         [stage.diffusion.noise_schedule for stage in read_run_file(write_file(tmp_path, *TWO, *given)).decoder.stages()]
