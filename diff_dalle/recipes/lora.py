@@ -27,7 +27,7 @@ from ..models.adapters.lora import RECIPES
 from ..tasks.imitation import Imitation
 from ..tasks.latent import LatentTask
 from ..text.tokenizer import Tokenizer
-from ..text.trained_tokens import TokenSpec, find_tokens, parse_token, tokens_option
+from ..text.trained_tokens import Extensible, TokenSpec, find_tokens, parse_token, tokens_option
 from ..training.saving import FilesWithWeights
 from ..training.task import Task
 from ..training.trainee import Trainee
@@ -190,7 +190,7 @@ def _open(opening, recipe: Recipe, world: World, _: Tokenizer | None) -> Session
     weights = tuple((f"{name}=" if name else "") + weights_digest(base.state_dict()) for name, base in bases.items())
     _check_weights(lora, weights)
     settings, outside, clip = replace(session.settings, base_weights=weights), None, session.text_clip
-    reads = tokens.tokenizer if tokens else None
+    reads: Extensible | None = tokens.tokenizer if tokens else None
     if lora.specs and tokens is None and clip is not None:
         found = find_tokens(clip.tokenizer, lora.specs)
         outside, reads = clip.take_tokens(found).lent(), found.tokenizer
@@ -223,7 +223,7 @@ def _open(opening, recipe: Recipe, world: World, _: Tokenizer | None) -> Session
         return {"lora.safetensors": lambda file: write_lora(file, about[trainee.name], tensors)}
 
     loaders = session.loaders or standard_loaders
-    if lora.specs:
+    if reads is not None:
         loaders = partial(checked_loaders, loaders, reads)
     if lora.prior_data_dir:
         loaders = partial(_mixed_loaders, loaders)
