@@ -145,7 +145,7 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     when it has none of the ``roles``.
     """
     # They need the networks, whose checkpoints this module reads.
-    from .foreign.layouts import find_layout, unsupported, weights_in
+    from .foreign.layouts import find_layout, weights_in
 
     if is_sharded_folder(path):
         raise InputError(
@@ -164,7 +164,7 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     if isinstance(content, dict) and "bundle" in content:
         raise InputError(f"{path} holds a whole run, not one network: give it to tracking.load, or a model….pt here")
     if not isinstance(content, dict) or {*HEADER, "state"} - content.keys() - _OPTIONAL.keys():
-        what = unsupported(content) or "was not written by diff_dalle: it does not say what model it holds"
+        what = "was not written by diff_dalle: it does not say what model it holds"
         raise DamagedError(f"{path} {what}")
     content = {**_OPTIONAL, **content}
     check_header(content, path)
@@ -187,12 +187,12 @@ def _read(path: str, values: bool) -> tuple[Any, int]:
 
 def read_foreign(path: str) -> dict[str, Tensor]:
     """The weights in a file of Improved Diffusion, Guided-Diffusion or GLIDE. InputError for any other file."""
-    from .foreign.layouts import unsupported, weights_in
+    from .foreign.layouts import weights_in
 
     content, size = _read(path, values=True)
     if (state := weights_in(content)) is None:
         none = "does not hold weights named as in Improved Diffusion, Guided-Diffusion and GLIDE"
-        raise InputError(f"{path} {unsupported(content) or none}")
+        raise InputError(f"{path} {none}")
     check_state({"role": "model", "state": state}, path, size)
     return state
 

@@ -58,6 +58,7 @@ KINDS = {
         "pixels.ClassifierSettings", Training(_CLASSIFIER, "classifier.ClassifierRun"), _lora("ClassifierLora")
     ),
     "noisy_classifier": Entry("pixels.NoisyClassifierSettings"),
+    "vit_clip": Entry("pixels.VitClipSettings"),
     "decoder": Entry("pixels.DecoderSettings", Training(_DECODER, "decoder.DecoderRun"), _lora("DecoderLora")),
     "stage_a": Entry("cascade.StageASettings", Training(_CASCADE, "cascade.autoencoders.StageARun")),
     "semantic": Entry("cascade.SemanticSettings", Training(_CASCADE, "cascade.autoencoders.SemanticRun")),

@@ -19,6 +19,7 @@ from ..images.signal import PixelSignal, Signal
 from ..models.generator import Generator, GeneratorConfig
 from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..models.noisy_classifier import NoisyClassifier, NoisyClassifierConfig
+from ..models.vit_clip import VitClip, VitClipConfig
 from ..text.tokenizer import TokenizerConfig
 from .decoder import DecoderConfig
 from .kind import NetworkKind, empty_images, empty_text
@@ -129,6 +130,35 @@ class NoisyClassifierSettings(NetworkKind):
 
     def forward(self, network: nn.Module, images: int, side: int, trainee: str) -> Tensor:
         return network(empty_images(images, 3, side), torch.zeros(images, dtype=torch.int64))
+
+
+@settings
+class VitClipSettings(NetworkKind):
+    """GLIDE's noised CLIP; it comes from that project's checkpoints only."""
+
+    name = "vit_clip"
+    title = "CLIP with a vision transformer"
+    does = "zero-shot-image-classification"
+    role = "classifier_path"
+    signal = PixelSignal(3)
+
+    model: VitClipConfig = section(VitClipConfig)
+    tokenizer: TokenizerConfig = section(TokenizerConfig)
+    diffusion: NoiseConfig = section(NoiseConfig)
+    contrastive: ContrastiveConfig = section(ContrastiveConfig)
+
+    def build(self, vocab_size: int = 0, trainee: str = "") -> VitClip:
+        return VitClip(self.model)
+
+    def forward(self, network: VitClip, images: int, side: int, trainee: str) -> Tensor:
+        t, text = torch.zeros(images, dtype=torch.int64), empty_text(images, self.model.text_length)
+        return network.encode_image(empty_images(images, 3, side), t) * network.encode_text(*text.values())
+
+    def is_checkpointed(self, trainee: str) -> bool:
+        return False
+
+    def with_checkpoint(self, value: bool) -> VitClipSettings:
+        return self
 
 
 @settings

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..checkpoints.foreign.names import Weight
+    from ..checkpoints.loading import SavedNetwork
     from ..checkpoints.lora_file import Lora
 
 FORMATS = ("diff_dalle", "guided_diffusion", "original", "unet", "stable_cascade", "dalle2_pytorch")
@@ -70,6 +71,7 @@ class ConvertConfig:
     unet: int | None = option(
         None, "DALLE2-pytorch: number of the U-Net, from 0 on, in a file of one of several", needs=("decoder_config",)
     )
+    text_path: str = option("", "GLIDE's noised CLIP: its text encoder; model_path is its image encoder")
     base: str = option("", "checkpoint of the stage C of a LoRA", needs=("to", "stable_cascade"))
     clip_path: str = option("", "CLIP whose tokens the LoRA trains; none = that of base", needs=("base",))
     drop_no_class: bool = option(
@@ -127,11 +129,16 @@ def convert(config: ConvertConfig) -> str:
 def _from_others(config: ConvertConfig) -> str:
     from ..checkpoints.checkpoint import read_foreign, write_file
     from ..checkpoints.foreign.dalle2_pytorch import is_decoder
+    from ..checkpoints.foreign.glide_clip import half_of
     from ..checkpoints.foreign.reading import content_of, recognize
     from ..checkpoints.foreign.structure import is_unet
     from ..text.tokenizer import load_tokenizer
 
     state = read_foreign(config.model_path)
+    if half_of(state):
+        return _from_clip(config, state)
+    if config.text_path:
+        raise InputError(f"text_path is set, but {config.model_path} is no half of GLIDE's noised CLIP: leave it out")
     if config.decoder_config and not is_decoder(state):
         raise InputError(
             f"decoder_config is set, but {config.model_path} is no decoder of DALLE2-pytorch: leave it out"
@@ -162,6 +169,33 @@ def _from_others(config: ConvertConfig) -> str:
     return f"{config.out}: {config.model_path} {found}"
 
 
+def _from_clip(config: ConvertConfig, image: Mapping[str, Tensor]) -> str:
+    """Of both halves of GLIDE's noised CLIP."""
+    from ..checkpoints.checkpoint import read_foreign, write_file
+    from ..checkpoints.foreign.glide_clip import HEAD_CHANNELS, clip_content, command
+    from ..text.tokenizer import load_tokenizer
+
+    if not config.text_path or not config.bpe_path:
+        raise InputError(f"{config.model_path} is half of GLIDE's noised CLIP: run {command(config.model_path)}")
+    for name in config.given.keys() - {"num_head_channels"}:
+        raise InputError(f"{name} is set, but has no effect on {config.model_path}: leave it out")
+    paths, channels = (
+        (config.model_path, config.text_path),
+        HEAD_CHANNELS if config.num_head_channels is None else config.num_head_channels,
+    )
+    content = clip_content(image, read_foreign(config.text_path), paths, channels)
+    tokenizer, rows = load_tokenizer(config.bpe_path), content["config"]["model"]["token_rows"]
+    if tokenizer.vocab_size > rows:
+        raise InputError(
+            f"{config.text_path} knows {rows} tokens, but the vocabulary of --bpe_path {config.bpe_path} has "
+            f"{tokenizer.vocab_size}"
+        )
+    content |= {"tokenizer": tokenizer.identity, "vocabulary": tokenizer.vocabulary.text()}
+    with _writer(config.out, content["state"]) as file:
+        write_file(file, content)
+    return f"{config.out}: {config.model_path} and {config.text_path}, GLIDE's noised CLIP, {channels} channels a head"
+
+
 def _of_layout(config: ConvertConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], str]:
     """The content of a checkpoint of ours of a file that is no U-Net of Guided-Diffusion's kind, and what it is taken
     for."""
@@ -189,11 +223,13 @@ def _to_others(config: ConvertConfig) -> str:
     for name in config.given.keys() - {"use_new_attention_order"}:
         raise InputError(f"{name} is set, but a checkpoint of ours says it: leave it out")
     kinds = {
-        "guided_diffusion": ("generator", "noisy_classifier"),
+        "guided_diffusion": ("generator", "noisy_classifier", "vit_clip"),
         "original": ("generator", "classifier"),
         "unet": ("generator",),
     }[config.to]
     (saved,) = open_networks(config.model_path, kinds, config.bpe_path)
+    if saved.settings.name == "vit_clip":
+        return _to_clip(config, saved)
     order, original = bool(config.use_new_attention_order), config.to == "original"
     if config.to == "unet":
         if saved.settings.model.is_upsampler:
@@ -217,6 +253,28 @@ def _to_others(config: ConvertConfig) -> str:
         else:
             torch.save(state, file)
     return text
+
+
+def _to_clip(config: ConvertConfig, saved: SavedNetwork) -> str:
+    """As both halves of GLIDE's noised CLIP."""
+    import torch
+
+    from ..checkpoints.foreign.glide_clip import clip_states
+
+    if config.use_new_attention_order or config.drop_no_class:
+        name = "drop_no_class" if config.drop_no_class else "use_new_attention_order"
+        raise InputError(f"{name} is set, but has no effect on {config.model_path}: leave it out")
+    stem, dot, ending = config.out.rpartition(".")
+    paths = config.out, f"{stem}_text{dot}{ending}" if dot else f"{config.out}_text"
+    if storage.exists(paths[1]):
+        raise InputError(f"{paths[1]} exists already: give another file with --out, or remove it")
+    for path, state in zip(paths, clip_states(saved.load(torch.device("cpu"))), strict=True):
+        if path.endswith(SAFETENSORS):
+            _write_tensors(path, state)
+        else:
+            with _writer(path, state) as file:
+                torch.save(state, file)
+    return f"{', '.join(paths)}: {config.model_path} as GLIDE's image and text encoder"
 
 
 def _to_decoder(config: ConvertConfig) -> str:

@@ -22,6 +22,7 @@ CONTROLNETS = ("controlnet", "stage_c_controlnet")
 LORAS = ("generator_lora", "classifier_lora", "decoder_lora")
 _BY_CASCADE = ("stage_b", "stage_c")
 _HINTS = {
+    "vit_clip": ": GLIDE's noised CLIP comes from its files only and cannot be trained here",
     "noisy_classifier": ": classifiers of classes come from other projects and cannot be trained here",
     **{kind: ": give the model_path of its base" for kind in LORAS},
 }

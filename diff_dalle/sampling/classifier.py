@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..batch import Batch, Conditioning
-from ..checkpoints.loading import SavedNetwork, open_network, open_networks
+from ..checkpoints.loading import SavedNetwork, open_networks
 from ..config import Fault, InputError, disagreements, named, option, settings, values_by_name
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
 from ..diffusion.guidance import FORMS, GRADIENTS, ClassifierGuidance
@@ -258,6 +258,16 @@ class Classifier(Guide):
         return RetrievalTable.from_values(means, task.levels, block)
 
 
+class VitClassifier(Classifier):
+    """GLIDE's noised CLIP, which has another vocabulary than the generators that it guides."""
+
+    def check_fits(self, image_size: tuple[int, int], signal: Signal, tokenizer: Tokenizer | None) -> None:
+        super().check_fits(image_size, signal, None)
+
+
+CLIPS: dict[str, type[Classifier]] = {"classifier": Classifier, "vit_clip": VitClassifier}  # by kind
+
+
 class LabelClassifier(Guide):
     """A classifier of noisy images into classes (Dhariwal & Nichol 2021, §4): guides by labels."""
 
@@ -309,8 +319,8 @@ def load_classifier(
 ) -> Classifier:
     """A noised CLIP from its checkpoint; arguments and errors as for ``pipeline.load``."""
     loras = Loras.read([lora] if isinstance(lora, str) else lora, accept_changed_base)
-    saved, resolved = loras.given_to(open_network(path, "classifier", bpe_path)), use_device(device)
-    return Classifier(saved, resolved, resolve_precision(precision, resolved))
+    (saved, *_), resolved = open_networks(path, tuple(CLIPS), bpe_path), use_device(device)
+    return CLIPS[saved.settings.name](loras.given_to(saved), resolved, resolve_precision(precision, resolved))
 
 
 def load_guide(
@@ -323,7 +333,7 @@ def load_guide(
     """A noised CLIP, or a classifier of classes, from its checkpoint, with LoRAs; other arguments and errors as for
     ``pipeline.load``."""
     (saved, *_), resolved = open_networks(path, GUIDES, bpe_path), use_device(device)
-    made = Classifier if saved.settings.name == "classifier" else LabelClassifier
+    made = CLIPS.get(saved.settings.name, LabelClassifier)
     return made(loras.given_to(saved), resolved, resolve_precision(precision, resolved))
 
 

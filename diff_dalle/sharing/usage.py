@@ -21,7 +21,7 @@ def model_usage(settings: Any, name: str, path: str, prompt: str, roles: Sequenc
     example. roles: the settings that its model has files for, which need not be given.
     """
     kind = settings.name
-    if kind == "classifier":
+    if kind in ("classifier", "vit_clip"):
         return _classifier(settings.contrastive.noised, path, prompt)
     if kind == "noisy_classifier":
         flags = f"--model_path ema.pt --classifier_path {_shell(path)} --labels 0"

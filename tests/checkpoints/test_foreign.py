@@ -7,9 +7,8 @@ import torch
 from network_making import relative
 from others import Other
 
-from diff_dalle import load_classifier
 from diff_dalle.batch import Conditioning
-from diff_dalle.checkpoints.checkpoint import load_file, load_weights, read_foreign
+from diff_dalle.checkpoints.checkpoint import load_file, load_weights
 from diff_dalle.checkpoints.foreign.reading import content_of, recognize, state_of
 from diff_dalle.checkpoints.foreign.structure import RELEASES, Structure, TextStructure, find_release, structure_of
 from diff_dalle.checkpoints.kinds import find_kind
@@ -263,14 +262,3 @@ def test_a_file_of_theirs_is_read_like_ours(tmp_path, monkeypatch):
         content = load_file(str(path))
         assert content["kind"] == "generator" and content["config"]["denoising"]["caption_dropout"] == 0
         assert torch.equal(content["state"]["unet.out_conv.weight"], other.state["out.2.weight"])
-
-
-def test_the_clip_of_glide_is_named(tmp_path):
-    """Both halves, in its own names, whoever asks."""
-    halves = {"image": ["w_t", "patch_proj", "w_pos", "ln.g"], "text": ["w_voc", "w_pos"]}
-    for half, names in halves.items():
-        path = str(tmp_path / f"clip_{half}_enc.pt")
-        torch.save({f"blocks.input.{name}": torch.zeros(3, 3) for name in names}, path)
-        for read in (load_file, read_foreign, load_classifier):
-            with pytest.raises(InputError, match="is half of GLIDE's noised CLIP, .* does not have: guide by"):
-                read(path)

@@ -64,7 +64,7 @@ def test_sampling_refuses_what_does_not_fit(classifier, pipeline, tmp_path):
         sample(pipeline, "a star", size=(8, 24), classifier=classifier)
     sample(pipeline, "a star", size=(8, 24), classifier=classifier, classifier_scale=0.0)  # off: it need not fit
     path = make_generator_file(tmp_path)
-    with pytest.raises(InputError, match="holds a generator, but a classifier is required"):
+    with pytest.raises(InputError, match="holds a generator, but a classifier or a vit_clip is required"):
         load_classifier(path)
 
 

@@ -17,21 +17,24 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.checkpoints.checkpoint import load_file, save_file
+from diff_dalle.checkpoints.checkpoint import Identity, load_file, save_file
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.kinds import KINDS, find_kind
 from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.checkpoints.pixels import VitClipSettings
 from diff_dalle.checkpoints.record import CheckpointSet, Record, save_record
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.config import InputError
+from diff_dalle.config import InputError, to_dict
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluation.report import rendered
+from diff_dalle.models.vit_clip import VitClipConfig
 from diff_dalle.sharing.card import CardFile, CardTexts, model_card, score_tables
 from diff_dalle.sharing.training_facts import training_hours
 from diff_dalle.sharing.usage import model_usage
+from diff_dalle.text.tokenizer import load_tokenizer
 
 TEXTS = CardTexts("A model", "hf://me/it", "a red circle")
 
@@ -63,6 +66,14 @@ def make_noisy_classifier(folder):
     return out
 
 
+def make_vit_clip(folder):
+    model = VitClipConfig(16, 8, 10, 8, 8, 1, 2, 8, 1, 2, 8, 50000)
+    settings, path = VitClipSettings(model), str(folder / "vit.pt")
+    identity = Identity("vit_clip", to_dict(settings), load_tokenizer().identity)
+    save_file(path, "ema", identity, 0, 0, settings.build().state_dict())
+    return path
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """(role, path) of checkpoints by what they hold."""
@@ -77,6 +88,7 @@ def files(tmp_path_factory):
         "upsampler": make_stage(home / "upsampler.pt", image_size=16, small_size=8),
         "classifier": make_classifier_file(home),
         "noisy_classifier": make_noisy_classifier(home),
+        "vit_clip": make_vit_clip(home),
         "clean CLIP": make_classifier_file((home / "clean", (home / "clean").mkdir())[0], noised=False),
         "decoder": save_decoder(home / "decoder.pt", decoder),
         "decoder's upsampler": save_unet(home / "unet1.pt", decoder, 1),
@@ -97,6 +109,7 @@ def files(tmp_path_factory):
         "decoder's upsampler": "upsampler_paths",
         "classifier": "classifier_path",
         "noisy_classifier": "classifier_path",
+        "vit_clip": "classifier_path",
         "clean CLIP": "classifier_path",
         **{name: name for name in ("stage_a", "semantic", "stage_b")},
     }
@@ -108,6 +121,7 @@ WHAT = {
     "upsampler": ("upsampler of images of 8×8 pixels, 16×16 pixels", "image-to-image"),
     "classifier": ("CLIP trained on noised images, 16×16 pixels", "zero-shot-image-classification"),
     "noisy_classifier": ("classifier of noisy images into classes, 16×16 pixels", "image-classification"),
+    "vit_clip": ("CLIP with a vision transformer, 16×16 pixels", "zero-shot-image-classification"),
     "decoder": ("decoder of CLIP image embeddings, 8×8 and 16×16 pixels", "image-to-image"),
     "stage_a": ("stage A of a latent cascade, an autoencoder, 256×256 pixels", "image-to-image"),
     "semantic": ("semantic encoder of a latent cascade, with its previewer", "image-feature-extraction"),
@@ -150,7 +164,8 @@ def test_commands_parse_and_python_compiles(files):
         assert "hf://me/it" in command and "hf://me/it" in code
         assert "dog" not in command or ('it\'s "a" dog' in flags and json.dumps('it\'s "a" dog') in code)
         said.add(command)
-    assert len(said) == len(files) - 3  # three kinds of decoders are used as generators of the same kind are
+    # Three kinds of decoders are used as generators of the same kind are, and a CLIP of either kind as another.
+    assert len(said) == len(files) - 4
 
 
 def test_a_cascade_in_one_model_needs_no_further_files(files):

@@ -12,12 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from ...config import InputError, named
-from . import dalle2_pytorch, stable_cascade
+from . import dalle2_pytorch, glide_clip, stable_cascade
 from .reading import content_of, recognize
 from .structure import is_unet
 
 _WRAPPED = "module."
-_GLIDE_CLIP = ({"blocks.input.w_t", "blocks.input.patch_proj"}, {"blocks.input.w_voc", "blocks.input.w_pos"})
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,18 @@ def _decoder(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], st
     )
 
 
+def _half_of_clip(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
+    raise InputError(
+        f"{path} is half of GLIDE's noised CLIP: make a checkpoint of both halves by {glide_clip.command(path)}"
+    )
+
+
 LAYOUTS = (
     Layout(is_unet, _unet),
     Layout(stable_cascade.is_controlnet, stable_cascade.controlnet_content),
     Layout(stable_cascade.is_lora, _lora),
     Layout(dalle2_pytorch.is_decoder, _decoder),
+    Layout(lambda names: bool(glide_clip.half_of(names)), _half_of_clip),
     Layout(lambda names: stable_cascade.network_in(names) != "", _cascade),
 )
 
@@ -96,14 +102,3 @@ def _named(content: Any) -> dict[str, Any] | None:
         return None
     wrapped = all(name.startswith(_WRAPPED) for name in content)
     return {name.removeprefix(_WRAPPED) if wrapped else name: value for name, value in content.items()}
-
-
-def unsupported(content: Any) -> str:
-    """What a file holds of other projects that this library does not have, after its path; empty = nothing known."""
-    names = _named(content)
-    if names is not None and any(marks <= names.keys() for marks in _GLIDE_CLIP):
-        return (
-            "is half of GLIDE's noised CLIP, a vision transformer with a text encoder, which this library does not "
-            "have: guide by classifier-free guidance, or by a noised CLIP of train_classifier.py"
-        )
-    return ""
