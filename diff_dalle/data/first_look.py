@@ -91,8 +91,8 @@ def look(found: Collection, spec: SampleSpec, caption_field: str) -> Findings:
         return found.fetch(*place, sorted(members), sidecars=True)
 
     places = list(_places(found.counts))
-    threads = THREADS if any(map(found.in_place, {shard for shard, _ in places})) else 1
-    for raw in storage.in_parallel(read, places, threads):
+    waits = any(map(found.in_place, {shard for shard, _ in places}))
+    for raw in storage.in_parallel(read, places, THREADS) if waits else map(read, places):
         if isinstance(raw.problem, Unavailable):
             continue  # nothing is known about it
         findings.looked += 1
