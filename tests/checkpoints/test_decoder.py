@@ -175,9 +175,9 @@ def test_every_setting_changes_a_unet():
         (
             "",
             {"timesteps": 10, "beta_schedule": ("linear",)},
-            "timesteps is 10, but beta_schedule, but noise_schedule linear then has betas",
+            "timesteps is 10, but beta_schedule linear then has betas",
         ),
-        ("timesteps", 10, "timesteps is 10, but beta_schedule"),
+        ("", {"timesteps": 10, "beta_schedule": None}, "timesteps is 10, but beta_schedule linear"),
         ("timesteps", 0, "timesteps is 0, but must be at least 1 and at most 100000"),
         ("sample_timesteps", (51,), "sample_timesteps has 51, but must lie between 2 and timesteps (50)"),
         ("sample_timesteps", (1,), "sample_timesteps has 1, but must lie between 2 and timesteps (50)"),
