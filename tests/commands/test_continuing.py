@@ -1,13 +1,17 @@
 """Runs that start from another run's checkpoint, and runs that are resumed, with other settings than before."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from cascade_file_making import run as run_cascade
 from decoder_file_making import UNET, make_world, read_run_file, write_file
+from tiny_settings import GENERATOR_RUN, flags
 
 from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.commands.command_line import parse
 from diff_dalle.config import InputError, leaves
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.recipes.cascade.stages import StageCRun
@@ -173,6 +177,45 @@ def test_resuming_allows_what_cannot_change_the_past(tmp_path, world, capsys):
         with pytest.raises(InputError, match=words + ".* where a run can start from its checkpoint: tracker.load"):
             work(tmp_path / "run_of_mine", world, AUTO, *allowed.items(), (name, value))
     assert files(run) == before
+
+
+def of_generator(folder: Path, world: str, **changed) -> None:
+    given = {
+        "data_dir": Path(world).parent,
+        "logdir": folder / "run",
+        "iterations": 2,
+        "batch_size": 4,
+        "num_workers": 0,
+    }
+    run = parse(GeneratorRun, flags({**GENERATOR_RUN, **given, **changed}))
+    train(run.recipe(), ALONE)
+
+
+def of_cascade(folder: Path, world: str, **changed) -> None:
+    named = {"lr": "lr", "seed": "loop.seed", "iterations": "updates", "resume_checkpoint": "loop.resume_checkpoint"}
+    named |= {"num_channels": "model.width"}
+    given = {"updates": 2, "loop.preview_samples": 0, **{named[key]: value for key, value in changed.items()}}
+    run_cascade("stage_a", folder, str(Path(world).parent), *given.items())
+
+
+@pytest.mark.parametrize("system", [of_generator, of_cascade])
+def test_flags_and_yaml_start_and_resume_alike(tmp_path, world, capsys, system):
+    system(tmp_path / "first", world)
+    path = str(tmp_path / "first" / "run" / "model000002.pt")
+    capsys.readouterr()
+    system(tmp_path / "next", world, resume_checkpoint=path, seed=3, lr=1e-4, iterations=3)
+    out = capsys.readouterr().out
+    assert "Starting at step 2 (8 samples) of" in out and "Trained for 3 steps" in out
+    assert re.search(r"\| (loop.)?seed +\| 0 +\| 3 ", out) and re.search(r"\| lr +\|.* 0.0001 ", out)
+    system(tmp_path / "next", world, resume_checkpoint=path, seed=3, lr=1e-5, iterations=4)
+    out = capsys.readouterr().out
+    assert "Resuming at step 3" in out and re.search(r"\| lr +\| 0.0001 +\| 1e-05 ", out) and "seed" not in out
+    before = files(tmp_path)
+    with pytest.raises(InputError, match=r"seed \(3 → 4\)"):
+        system(tmp_path / "next", world, resume_checkpoint=path, seed=4, iterations=5)
+    with pytest.raises(InputError, match=r"(num_channels|width) \(\d+ → 24\)"):
+        system(tmp_path / "larger", world, resume_checkpoint=path, num_channels=24, iterations=5)
+    assert {name for name in files(tmp_path) - before if not name.endswith(".yaml")} <= {"larger"}
 
 
 FREE = {
