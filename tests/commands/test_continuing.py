@@ -19,6 +19,7 @@ from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.recipes.decoder import DecoderRun
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.recipes.train import train
+from diff_dalle.training.loop import TrainLoop
 
 TWO = [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16]), ("train.n_sample_images", 0)]
 KID = {"feature": "eval_making:quarters", "subset_size": 9}
@@ -145,6 +146,16 @@ def test_a_refused_start_leaves_no_trace(tmp_path, world, kept, changes, words):
     assert files(tmp_path) == before | {"next/decoder.json"}
     work(tmp_path / "next", world, EPOCH)  # not the other run
     assert state(tmp_path / "next/run", "unet0_opt", 3)["optimizer"]["state"][0]["step"] == 3
+
+
+def test_a_run_is_recorded_before_its_first_checkpoint(tmp_path, world, monkeypatch):
+    def fail(loop, tracker):
+        raise InputError("the disk is gone")
+
+    monkeypatch.setattr(TrainLoop, "run", fail)
+    with pytest.raises(InputError, match="gone"):
+        work(tmp_path / "next", world)
+    assert json.loads((tmp_path / "next" / "run" / "run.json").read_text())["checkpoints"] == []
 
 
 def test_a_run_that_is_refused_does_not_replace_another(tmp_path, world, kept):
