@@ -71,7 +71,9 @@ class ConvertConfig:
     unet: int | None = option(
         None, "DALLE2-pytorch: number of the U-Net, from 0 on, in a file of one of several", needs=("decoder_config",)
     )
-    text_path: str = option("", "GLIDE's noised CLIP: its text encoder; model_path is its image encoder")
+    text_path: str = option(
+        "", "GLIDE's noised CLIP: its text encoder; model_path is its image encoder", needs=("to", "diff_dalle")
+    )
     base: str = option("", "checkpoint of the stage C of a LoRA", needs=("to", "stable_cascade"))
     clip_path: str = option("", "CLIP whose tokens the LoRA trains; none = that of base", needs=("base",))
     drop_no_class: bool = option(
@@ -176,7 +178,7 @@ def _from_clip(config: ConvertConfig, image: Mapping[str, Tensor]) -> str:
     from ..text.tokenizer import load_tokenizer
 
     if not config.text_path or not config.bpe_path:
-        raise InputError(f"{config.model_path} is half of GLIDE's noised CLIP: run {command(config.model_path)}")
+        raise InputError(f"{config.model_path} is half of GLIDE's noised CLIP: run {command(image, config.model_path)}")
     for name in config.given.keys() - {"num_head_channels"}:
         raise InputError(f"{name} is set, but has no effect on {config.model_path}: leave it out")
     paths, channels = (

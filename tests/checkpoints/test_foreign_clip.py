@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.foreign.glide_clip import clip_content
+from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.config import InputError
 from diff_dalle.diffusion.sampling import SamplerConfig
@@ -149,8 +150,9 @@ def test_what_is_not_both_halves_is_refused(folder, tmp_path):
     image, text = folder / "clip_image_enc.pt", folder / "clip_text_enc.pt"
     for read in (load_file, diff_dalle.load_classifier):
         for half in (image, text):
-            with pytest.raises(InputError, match="is half of GLIDE's noised CLIP: make a checkpoint .* --text_path"):
+            with pytest.raises(InputError, match="is half of GLIDE's noised CLIP: make a checkpoint") as error:
                 read(str(half))
+            assert f"--{'text' if half == text else 'model'}_path {half} " in str(error.value)
     for changed, message in (
         ({"text_path": ""}, "is half of GLIDE's noised CLIP: run scripts/convert.py .* --text_path .* --bpe_path clip"),
         ({"text_path": str(image)}, "is not the text encoder of GLIDE's"),
@@ -159,6 +161,8 @@ def test_what_is_not_both_halves_is_refused(folder, tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             make(folder, tmp_path / "x.pt", **changed)
+    with pytest.raises(InputError, match="--text_path"):
+        parse(ConvertConfig, ["--model_path", str(image), "--to", "guided_diffusion", "--text_path", str(text)])
     odd = {
         "has no blocks.output.f.w|shapes of no noised CLIP": {"blocks.output.f.w": None},
         "has no blocks.output.ln.g": {"blocks.output.ln.g": None},

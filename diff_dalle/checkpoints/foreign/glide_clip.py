@@ -42,12 +42,10 @@ def half_of(names: Collection[str]) -> str:
     return next((tower for tower, marks in _MARKS.items() if marks <= set(names)), "")
 
 
-def command(path: str) -> str:
-    """What makes a checkpoint of both halves."""
-    return (
-        f"scripts/convert.py --model_path {path if 'text' not in path else 'clip_image_enc.pt'} "
-        f"--text_path {path if 'text' in path else 'clip_text_enc.pt'} --bpe_path clip"
-    )
+def command(names: Collection[str], path: str) -> str:
+    """What makes a checkpoint of both halves, of which one has weights of these names."""
+    files = {IMAGE: "clip_image_enc.pt", TEXT: "clip_text_enc.pt", half_of(names): path}
+    return f"scripts/convert.py --model_path {files[IMAGE]} --text_path {files[TEXT]} --bpe_path clip"
 
 
 def clip_content(

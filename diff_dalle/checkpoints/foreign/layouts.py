@@ -66,7 +66,7 @@ def _decoder(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], st
 
 def _half_of_clip(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
     raise InputError(
-        f"{path} is half of GLIDE's noised CLIP: make a checkpoint of both halves by {glide_clip.command(path)}"
+        f"{path} is half of GLIDE's noised CLIP: make a checkpoint of both halves by {glide_clip.command(state, path)}"
     )
 
 
