@@ -92,6 +92,15 @@ def test_one_gpu_per_process_or_an_error(monkeypatch):
     assert picked(1, "slurm", 13, 16, 5, 8).index == 0  # srun --gpus-per-task 1
     with pytest.raises(InputError, match="8 processes were started on a machine with 1 GPU"):
         picked(1, "torchrun", 13, 16, 5, 8)
+    assert pick_device("cuda:0").index == 0
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1").index == 1
+    with pytest.raises(InputError, match="must be below cuda:2: this machine has 2 GPUs"):
+        pick_device("cuda:2")
+    with pytest.raises(InputError, match="must be cuda for 2 processes"):
+        pick_device("cuda:1", ProcessInfo("torchrun", 1, 2, 1, 2))
+    with pytest.raises(InputError, match="device is 'cuda:x', but must be one of auto"):
+        DistributedConfig(device="cuda:x")
 
 
 def test_quantity():
