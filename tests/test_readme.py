@@ -162,7 +162,8 @@ def test_every_flag_in_the_documents_exists(monkeypatch):
 
 
 def test_every_promise_names_tests_and_faults_that_exist():
-    rows = re.findall(r"^\| .* \|$", DOCUMENTS["diff_dalle/training/README.md"], re.MULTILINE)[1:]
+    text = DOCUMENTS["diff_dalle/training/README.md"].partition("\n## Continuing")[0]
+    rows = re.findall(r"^\| .* \|$", text, re.MULTILINE)[1:]
     promised = [re.findall(r"`([^`]+)`", row.split("|")[2]) for row in rows]
     assert all(promised)
     tests = {

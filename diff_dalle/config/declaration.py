@@ -288,8 +288,8 @@ def leaves(
             in_section = prefix + member.prefix, in_file or not member.flags, needs + member.needs, free or member.free
             yield from leaves(member.config, (*path, key), *in_section)
         else:
-            own = {"path": (*path, key), "needs": needs + member.needs, "free": free or member.free}
-            yield replace(member, prefix=prefix, in_file=in_file, **own)
+            own = replace(member, path=(*path, key), needs=needs + member.needs, free=free or member.free)
+            yield replace(own, prefix=prefix, in_file=in_file)
 
 
 def present_keys(config_class) -> dict[str, str]:

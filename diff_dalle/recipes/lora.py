@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import nn
 
@@ -15,7 +15,7 @@ from ..checkpoints.checkpoint import load_file
 from ..checkpoints.kinds import find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.lora_file import ENDING, LoraAbout, base_of, read_lora, write_lora
-from ..config import Fault, InputError, Section, differences, faults_of, members, named, option, settings
+from ..config import Fault, InputError, Section, differences, faults_of, members, named, option, present_form, settings
 from ..data.loader import Loader
 from ..data.mixed import MixedLoader
 from ..data.spec import CaptionSpec
@@ -113,7 +113,7 @@ class LoraSettings:
             assert isinstance(member, Section)  # of a kind's settings
             own = completed.get(name, {})
             if isinstance(own, Mapping):
-                of_base = {**said.get(name, {})}
+                of_base = present_form(member.config, {**said.get(name, {})})
                 completed[name] = merged = overlaid(of_base, own)
                 training = {key: value for key, value in own.items() if str(key).startswith(TRAINING_ONLY)}
                 plain = overlaid(of_base, training)
@@ -123,7 +123,8 @@ class LoraSettings:
                     raise InputError(Fault(cls.base_setting, f"{path} says its settings itself, {others}"))
         for name in TASK_SECTIONS:
             if name in said and name in members(own_class) and isinstance(completed.get(name, {}), Mapping):
-                completed[name] = overlaid(said[name], completed.get(name, {}))
+                of_base = present_form(cast(Section, members(own_class)[name]).config, said[name])
+                completed[name] = overlaid(of_base, completed.get(name, {}))
         return completed
 
     def faults(self) -> Iterator[Fault]:

@@ -57,7 +57,8 @@ class Start:
             return
         if config.resume_checkpoint:
             found = self.world.broadcast(find_set(config.resume_checkpoint) if self.world.is_main else None)
-            self._load_set(*found, is_start=True)
+            source, entry = found
+            self._load_set(source, entry, is_start=True)
         elif config.init_checkpoint:
             self._start_from_weights(config.init_checkpoint)
         run.started_from = given

@@ -200,7 +200,7 @@ def test_a_decoders_file_says_what_each_unet_makes_from_what(tmp_path, monkeypat
         "steps, predicts eps, variance learned_range; sampled by ddim in 4 steps"
     )
     last = (
-        "unet1: 16×16 pixels from 8×8 ones; linear schedule of 50 steps, predicts v, variance learned_range; sampled "
+        "unet1: 16×16 pixels from 8×8 ones; cosine schedule of 50 steps, predicts v, variance learned_range; sampled "
         "by ancestral in all steps"
     )
     assert text.splitlines()[1:4] == [first, last, f"CLIP of the embeddings and texts: {clip}"]

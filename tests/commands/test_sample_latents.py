@@ -84,7 +84,9 @@ def test_flags_of_each_stage():
 
     plain = settings()
     assert plain[0] == StageSettings(c.sampler_config, c.guidance, shift=2.0) and plain[1] == stages[1].defaults
-    assert c.guidance == GuidanceConfig(4.0, thresholding="none") and c.sampler_config == SamplerConfig("ancestral", 20)
+    assert c.guidance == GuidanceConfig(
+        4.0, guidance_rescale=0.7, thresholding="none"
+    ) and c.sampler_config == SamplerConfig("ancestral", 20)
     given = {"shift": 3, "t_start": 0.9, "t_end": 0.1}
     assert settings("--shift 3 --t_start 0.9 --t_end 0.1") == [replace(plain[0], **given), plain[1]]
     changed = settings(

@@ -49,7 +49,7 @@ def test_a_job_may_choose_tf32_for_all_that_it_loads(otherwise, monkeypatch):
 
 def test_a_library_user_gets_the_same_arithmetic(otherwise, monkeypatch):
     """Loading a generator or a classifier sets it too."""
-    for name, load in (("stages.open_networks", load_stages), ("classifier.open_network", load_classifier)):
+    for name, load in (("stages.open_networks", load_stages), ("classifier.open_networks", load_classifier)):
         _set("high", True, False)
         monkeypatch.setattr(f"diff_dalle.sampling.{name}", lambda *arguments: None)
         with pytest.raises((AttributeError, TypeError)):  # the file's content, which is None
