@@ -257,7 +257,10 @@ def test_errors_name_the_keys_of_the_file(tmp_path, world, monkeypatch):
     with pytest.raises(InputError, match="^dataset_filters rejects all samples"):
         run("semantic", tmp_path, world, ("dataset_filters", [["score", "lambda s: s > 4.5"]]))
     run("semantic", tmp_path, world, QUIET, ("updates", 1))
-    with pytest.raises(InputError, match="holds a run with other settings: .*; choose another experiment_id, or give"):
+    with pytest.raises(
+        InputError,
+        match="holds a run with other settings: .*; .*or choose another experiment_id, where .*: loop.resume_checkpoint",
+    ):
         run("semantic", tmp_path, world, QUIET, ("updates", 1), ("loop.seed", 7))
     monkeypatch.setattr(TrainLoop, "update", diverge)
     with pytest.raises(Diverged, match="so training has diverged: lower lr or raise warmup_updates. The last"):
