@@ -51,6 +51,7 @@ OTHER = {
     "cosine_sim_cross_attn": True,
     "cosine_sim_self_attn": True,
     "attend_at_middle": False,
+    "as_published": True,
     "max_text_len": 3,
     "add_image_embeds_to_time": False,
     "init_dim": 12,
