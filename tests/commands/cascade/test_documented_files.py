@@ -259,7 +259,7 @@ def test_errors_name_the_keys_of_the_file(tmp_path, world, monkeypatch):
     run("semantic", tmp_path, world, QUIET, ("updates", 1))
     with pytest.raises(
         InputError,
-        match="holds a run with other settings: .*; .*or choose another experiment_id, where .*: loop.resume_checkpoint",
+        match="other settings: .*; .*or choose another experiment_id, where .*: loop.resume_checkpoint",
     ):
         run("semantic", tmp_path, world, QUIET, ("updates", 1), ("loop.seed", 7))
     monkeypatch.setattr(TrainLoop, "update", diverge)
