@@ -1,8 +1,8 @@
 """``guided_diffusion.script_util``: the settings of its scripts by name, and what is built from them.
 
-Together with the modules ``dist_util``, ``logger``, ``image_datasets``, ``resample``, ``respace``, ``fp16_util``,
-``train_util``, ``gaussian_diffusion``, ``unet`` and ``nn`` it lets a script written for Guided-Diffusion run with
-``guided_diffusion`` replaced by ``diff_dalle``. The library itself imports none of them.
+Together with the modules ``dist_util``, ``logger``, ``resample``, ``respace``, ``gaussian_diffusion``, ``unet`` and
+``nn`` it lets a script with a loop and data of its own run with ``guided_diffusion`` replaced by ``diff_dalle``. The
+library itself imports none of them.
 """
 
 from __future__ import annotations
@@ -127,22 +127,15 @@ def create_model(
     channel_mult: str = "",
     learn_sigma: bool = False,
     class_cond: bool = False,
-    use_checkpoint: bool = False,
     attention_resolutions: str = "16",
-    num_heads: int = 1,
-    num_head_channels: int = -1,
-    num_heads_upsample: int = -1,
-    use_scale_shift_norm: bool = False,
-    dropout: float = 0,
-    resblock_updown: bool = False,
-    use_fp16: bool = False,
-    use_new_attention_order: bool = False,
+    **others: Any,
 ) -> UNetModel:
     """A generator of RGB images, class-conditional of ``NUM_CLASSES`` with ``class_cond``.
 
     channel_mult:          multipliers of the levels, as "1,2,3,4"; empty = those of ``image_size``.
     attention_resolutions: sides of the feature maps with attention, as "16,8".
     learn_sigma:           twice the output channels, for a learned variance.
+    others:                ``dropout`` and further arguments of ``UNetModel``.
     """
     mults = tuple(map(float, channel_mult.split(","))) if channel_mult else _mults(image_size)
     return UNetModel(
@@ -152,17 +145,9 @@ def create_model(
         6 if learn_sigma else 3,
         num_res_blocks,
         _factors(image_size, attention_resolutions),
-        dropout,
-        mults,
+        channel_mult=mults,
         num_classes=NUM_CLASSES if class_cond else None,
-        use_checkpoint=use_checkpoint,
-        use_fp16=use_fp16,
-        num_heads=num_heads,
-        num_head_channels=num_head_channels,
-        num_heads_upsample=num_heads_upsample,
-        use_scale_shift_norm=use_scale_shift_norm,
-        resblock_updown=resblock_updown,
-        use_new_attention_order=use_new_attention_order,
+        **others,
     )
 
 
@@ -205,7 +190,7 @@ def sr_create_model(
 ) -> SuperResModel:
     """An upsampler of RGB images. ``small_size`` is what the scripts resize images to: the network takes any size.
 
-    others: ``use_checkpoint`` and further arguments of ``UNetModel``.
+    others: as of ``create_model``.
     """
     return SuperResModel(
         large_size,

@@ -21,6 +21,16 @@ from .models.precision import autocast
 from .models.super_resolution import resized
 from .models.unet import UNet, UNetConfig
 
+DEFAULTS = {
+    "conv_resample": True,
+    "use_checkpoint": False,
+    "num_heads": 1,
+    "num_head_channels": -1,
+    "num_heads_upsample": -1,
+    "use_scale_shift_norm": False,
+    "resblock_updown": False,
+}  # settings that are ours too, as Guided-Diffusion has them unless told otherwise
+
 
 class _Network(nn.Module):
     """What both kinds of networks have: half precision, and weights under Guided-Diffusion's names.
@@ -90,11 +100,21 @@ def unet_config(
     model_channels: int,
     num_res_blocks: int,
     attention_resolutions: Sequence[int],
+    dropout: float,
     channel_mult: Sequence[float],
+    dims: int,
     num_classes: int | None = None,
     **others: Any,
 ) -> UNetConfig:
-    """Our settings of a network. attention_resolutions: the factors of downsampling at which it has attention."""
+    """Our settings of a network.
+
+    attention_resolutions: the factors of downsampling at which it has attention.
+    others:                in place of ``DEFAULTS``. TypeError for any that is not among them.
+    """
+    if dims != 2:
+        raise InputError(f"dims is {dims}, but these networks are for images: set it to 2")
+    if odd_names := others.keys() - DEFAULTS.keys():
+        raise TypeError(f"{min(odd_names)} is no setting of a network")
     levels = [2**level for level in range(len(channel_mult))]
     odd = sorted(set(attention_resolutions) - set(levels))
     if odd:
@@ -110,17 +130,13 @@ def unet_config(
         attention_resolutions=tuple(image_size // factor for factor in levels if factor in attention_resolutions),
         channel_mult=tuple(map(float, channel_mult)),
         num_classes=num_classes or 0,
-        **others,
+        dropout=float(dropout),
+        **{**DEFAULTS, **others},
     )
 
 
 def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _check_dims(dims: int) -> None:
-    if dims != 2:
-        raise InputError(f"dims is {dims}, but these networks are for images: set it to 2")
 
 
 class UNetModel(_Network):
@@ -130,6 +146,7 @@ class UNetModel(_Network):
         eighth of the resolution.
     num_classes: of a class-conditional network, which is called with ``y``; None = unconditional.
     use_new_attention_order: the order of the rows of attention's projections in state dicts.
+    others: in place of ``DEFAULTS``.
 
     Raises InputError for settings that make no network.
     """
@@ -144,37 +161,17 @@ class UNetModel(_Network):
         attention_resolutions: Sequence[int],
         dropout: float = 0,
         channel_mult: Sequence[float] = (1, 2, 4, 8),
-        conv_resample: bool = True,
+        *,
         dims: int = 2,
         num_classes: int | None = None,
-        use_checkpoint: bool = False,
         use_fp16: bool = False,
-        num_heads: int = 1,
-        num_head_channels: int = -1,
-        num_heads_upsample: int = -1,
-        use_scale_shift_norm: bool = False,
-        resblock_updown: bool = False,
         use_new_attention_order: bool = False,
+        **others: Any,
     ):
         super().__init__()
-        _check_dims(dims)
         self.num_classes = num_classes
-        config = unet_config(
-            image_size,
-            model_channels,
-            num_res_blocks,
-            attention_resolutions,
-            channel_mult,
-            num_classes,
-            dropout=float(dropout),
-            conv_resample=conv_resample,
-            use_checkpoint=use_checkpoint,
-            num_heads=num_heads,
-            num_head_channels=num_head_channels,
-            num_heads_upsample=num_heads_upsample,
-            use_scale_shift_norm=use_scale_shift_norm,
-            resblock_updown=resblock_updown,
-        )
+        shape = image_size, model_channels, num_res_blocks, attention_resolutions, dropout, channel_mult, dims
+        config = unet_config(*shape, num_classes, **others)
         self.config, self.unet = config, UNet(config, in_channels, out_channels)
         self.publish(use_new_attention_order, use_fp16)
 
@@ -214,38 +211,19 @@ class EncoderUNetModel(NoisyClassifier, _Network):
         attention_resolutions: Sequence[int],
         dropout: float = 0,
         channel_mult: Sequence[float] = (1, 2, 4, 8),
-        conv_resample: bool = True,
+        *,
         dims: int = 2,
-        use_checkpoint: bool = False,
         use_fp16: bool = False,
-        num_heads: int = 1,
-        num_head_channels: int = -1,
-        num_heads_upsample: int = -1,
-        use_scale_shift_norm: bool = False,
-        resblock_updown: bool = False,
         use_new_attention_order: bool = False,
         pool: str = "adaptive",
+        **others: Any,
     ):
-        _check_dims(dims)
         if in_channels != 3:
             raise InputError(f"in_channels is {in_channels}, but classifiers see RGB images: set it to 3")
         if pool not in POOLS:
             raise InputError(f"pool is {pool!r}, but must be one of {', '.join(POOLS)}")
-        tower = unet_config(
-            image_size,
-            model_channels,
-            num_res_blocks,
-            attention_resolutions,
-            channel_mult,
-            dropout=float(dropout),
-            conv_resample=conv_resample,
-            use_checkpoint=use_checkpoint,
-            num_heads=num_heads,
-            num_head_channels=num_head_channels,
-            num_heads_upsample=num_heads_upsample,
-            use_scale_shift_norm=use_scale_shift_norm,
-            resblock_updown=resblock_updown,
-        )
+        shape = image_size, model_channels, num_res_blocks, attention_resolutions, dropout, channel_mult, dims
+        tower = unet_config(*shape, **others)
         super().__init__(NoisyClassifierConfig(tower, out_channels, pool))
         self.publish(use_new_attention_order, use_fp16)
 

@@ -23,10 +23,7 @@ TESTS = ROOT / "tests"
 
 OUTSIDE = ("scripts", "drills", "benchmarks")  # of the package
 # The door for scripts of Guided-Diffusion: modules and functions have its names. One room, called by its first module.
-DOOR = (
-    "script_util", "dist_util", "fp16_util", "gaussian_diffusion", "image_datasets", "logger", "nn", "resample",
-    "respace", "train_util", "unet",
-)  # fmt: skip
+DOOR = ("script_util", "dist_util", "gaussian_diffusion", "logger", "nn", "resample", "respace", "unet")
 # An import may only go down this list.
 ROOMS = (
     *OUTSIDE, "__main__", DOOR[0], "web", "commands", "evaluators", "sharing", "recipes", "worlds", "sampling",

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import copy
+import itertools
 import os
 
 import numpy as np
@@ -11,20 +12,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from others import Other
-from PIL import Image
 from torch.optim import AdamW
 
 import diff_dalle
 from diff_dalle import dist_util, logger, script_util
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.convert import ConvertConfig, convert
-from diff_dalle.fp16_util import MixedPrecisionTrainer
 from diff_dalle.gaussian_diffusion import ModelMeanType, ModelVarType
-from diff_dalle.image_datasets import load_data
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNetConfig
-from diff_dalle.nn import mean_flat, timestep_embedding
+from diff_dalle.nn import mean_flat, timestep_embedding, update_ema
 from diff_dalle.resample import LossSecondMomentResampler, create_named_schedule_sampler
 from diff_dalle.respace import SpacedDiffusion, space_timesteps
 from diff_dalle.script_util import (
@@ -39,7 +37,6 @@ from diff_dalle.script_util import (
     sr_create_model_and_diffusion,
     sr_model_and_diffusion_defaults,
 )
-from diff_dalle.train_util import TrainLoop, log_loss_dict, parse_resume_step_from_filename
 from diff_dalle.unet import EncoderUNetModel, SuperResModel, UNetModel
 
 CLASSES, SIZE, STEPS = 3, 16, 20
@@ -58,14 +55,8 @@ PROCESS = [
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """The job of a script, with a folder of images of three classes, by the names of their files."""
+    """The job of a script, and its log directory."""
     folder = tmp_path_factory.mktemp("script")
-    images = folder / "images" / "more"
-    images.mkdir(parents=True)
-    for number in range(9):
-        color = [40 + 80 * (number % CLASSES == channel) for channel in range(3)]
-        Image.new("RGB", (24, 20), tuple(color)).save(images / f"{'abc'[number % CLASSES]}_{number}.png")
-    (images / "notes.txt").write_text("no image")
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script_util, "NUM_CLASSES", CLASSES)
@@ -80,62 +71,63 @@ def job(tmp_path_factory):
         dist_util._job.close()
 
 
+def data(count=4):
+    """Endless batches of images of one color for each class."""
+    draw = torch.Generator().manual_seed(0)
+    while True:
+        classes = torch.randint(CLASSES, (count,), generator=draw)
+        colors = F.one_hot(classes, 3).float() - 0.5
+        yield colors[:, :, None, None].expand(-1, -1, SIZE, SIZE).contiguous(), {"y": classes}
+
+
 def arguments(defaults, *flags):
     parser = argparse.ArgumentParser()
     add_dict_to_argparser(parser, defaults)
     return parser.parse_args(flags)
 
 
-def train(folder, *flags):
-    """As scripts/image_train.py."""
-    defaults = {"lr": 1e-3, "batch_size": 4, "microbatch": 2, "ema_rate": "0.5,0.9", "lr_anneal_steps": 10}
-    defaults |= {"schedule_sampler": "uniform", "resume_checkpoint": "", "use_fp16": False}
-    args = arguments({**defaults, **model_and_diffusion_defaults()}, *NETWORK, *PROCESS, "", *flags)
+def train(folder):
+    """Ten steps of a generator, by the script's own loop."""
+    args = arguments({"lr": 1e-3, "ema_rate": 0.9, **model_and_diffusion_defaults()}, *NETWORK, *PROCESS, "")
     model, diffusion = create_model_and_diffusion(**args_to_dict(args, model_and_diffusion_defaults().keys()))
     model.to(dist_util.dev())
-    loop = TrainLoop(
-        model=model,
-        diffusion=diffusion,
-        data=load_data(data_dir=f"{folder}/images", batch_size=4, image_size=args.image_size, class_cond=True),
-        batch_size=args.batch_size,
-        microbatch=args.microbatch,
-        lr=args.lr,
-        ema_rate=args.ema_rate,
-        log_interval=2,
-        save_interval=8,
-        resume_checkpoint=args.resume_checkpoint,
-        use_fp16=args.use_fp16,
-        schedule_sampler=create_named_schedule_sampler(args.schedule_sampler, diffusion),
-        lr_anneal_steps=args.lr_anneal_steps,
-    )
-    loop.run_loop()
-    return model, loop
+    dist_util.sync_params(model.parameters())
+    average = copy.deepcopy(model)
+    optimizer = AdamW(model.parameters(), lr=args.lr)
+    sampler = create_named_schedule_sampler("uniform", diffusion)
+    for step, (batch, cond) in enumerate(itertools.islice(data(), 10)):
+        t, weights = sampler.sample(len(batch), dist_util.dev())
+        losses = diffusion.training_losses(model, batch, t, model_kwargs=cond)
+        optimizer.zero_grad()
+        (losses["loss"] * weights).mean().backward()
+        optimizer.step()
+        update_ema(average.parameters(), model.parameters(), rate=args.ema_rate)
+        logger.logkv("step", step)
+        for name, value in losses.items():
+            logger.logkv_mean(name, value.detach().mean())
+        logger.dumpkvs()
+    for name, network in (("model", model), ("ema", average)):
+        torch.save(network.state_dict(), f"{folder}/{name}.pt")
+    return model
 
 
 def train_classifier(folder):
-    """As scripts/classifier_train.py, without data parallelism."""
+    """Ten steps of a classifier."""
     flags = ["--image_size", "16", "--classifier_width", "16", "--classifier_depth", "1"]
     flags += ["--classifier_attention_resolutions", "8", *PROCESS, ""]
     args = arguments(classifier_and_diffusion_defaults(), *flags)
     model, diffusion = create_classifier_and_diffusion(**args_to_dict(args, classifier_and_diffusion_defaults()))
-    trainer = MixedPrecisionTrainer(model=model, use_fp16=args.classifier_use_fp16, initial_lg_loss_scale=16.0)
-    data = load_data(data_dir=f"{folder}/images", batch_size=4, image_size=16, class_cond=True, random_crop=True)
-    optimizer = AdamW(trainer.master_params, lr=1e-3)
+    optimizer = AdamW(model.parameters(), lr=1e-3)
     sampler = create_named_schedule_sampler("loss-second-moment", diffusion)
-    for step in range(10):
-        logger.logkv("step", step)
-        batch, extra = next(data)
-        t, _ = sampler.sample(batch.shape[0], dist_util.dev())
-        logits = model(diffusion.q_sample(batch, t), timesteps=t)
-        loss = F.cross_entropy(logits, extra["y"], reduction="none")
-        log_loss_dict(diffusion, t, {"train_loss": loss.detach()})
+    for batch, extra in itertools.islice(data(), 10):
+        t, _ = sampler.sample(len(batch), dist_util.dev())
+        loss = F.cross_entropy(model(diffusion.q_sample(batch, t), timesteps=t), extra["y"], reduction="none")
         sampler.update_with_local_losses(t, loss.detach())
-        trainer.zero_grad()
-        trainer.backward(loss.mean())
-        trainer.optimize(optimizer)
-        logger.dumpkvs()
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
     path = os.path.join(logger.get_dir(), "classifier.pt")
-    torch.save(trainer.master_params_to_state_dict(trainer.master_params), path)
+    torch.save(model.state_dict(), path)
     return path, args
 
 
@@ -190,44 +182,24 @@ def own_sample(network, classifier, classes, use_ddim):
 
 
 def test_a_script_trains_ten_steps_and_samples_with_a_classifier(job):
-    model, loop = train(job)
-    names = {path.name for path in job.glob("*.pt")}
-    steps = ("000000", "000008", "000010")
-    assert names == {f"{role}{step}.pt" for role in ("model", "ema_0.5_", "ema_0.9_", "opt") for step in steps}
+    model = train(job)
     rows = (job / "progress.csv").read_text().splitlines()
-    assert len(rows) == 6 and {"step", "samples", "loss", "vb", "mse", "loss_q0", "grad_norm"} <= {*rows[0].split(",")}
-    assert "9 images, 1 other file" in (job / "log.txt").read_text()
-
-    # The files hold what the network and its averages are, in Guided-Diffusion's layout.
-    states = {name: dist_util.load_state_dict(f"{job}/{name}000010.pt") for name in ("model", "ema_0.5_", "ema_0.9_")}
-    for name, parameters in (("model", model.parameters()), ("ema_0.5_", loop.ema_params[0])):
-        found = loop.mp_trainer.state_dict_to_master_params(states[name])
-        table = "unet.encoder.label_emb.weight"  # of which the row for "no class" is not in the file
-        for (own, _), given, value in zip(model.named_parameters(), found, parameters, strict=True):
-            rows_kept = CLASSES if own == table else len(value)
-            assert torch.equal(given[:rows_kept], value[:rows_kept]), own
-    assert {"time_embed.0.weight", "label_emb.weight", "middle_block.1.qkv.weight", "out.2.bias"} <= {*states["model"]}
-    assert states["model"]["label_emb.weight"].shape[0] == CLASSES
+    assert len(rows) == 11 and {"step", "loss", "vb", "mse"} <= {*rows[0].split(",")}
+    states = [dist_util.load_state_dict(f"{job}/{name}.pt") for name in ("model", "ema")]
+    assert {"time_embed.0.weight", "label_emb.weight", "middle_block.1.qkv.weight", "out.2.bias"} <= {*states[0]}
+    assert states[0]["label_emb.weight"].shape[0] == CLASSES  # without our row for "no class"
     weight = "input_blocks.1.0.in_layers.2.weight"
-    assert len({state[weight].sum().item() for state in states.values()}) == 3
+    assert not torch.equal(*(state[weight] for state in states))
 
     path, classifier_args = train_classifier(job)
     for use_ddim in (False, True):
-        images, (network, classifier, classes) = sample(f"{job}/ema_0.9_000010.pt", path, classifier_args, use_ddim)
+        images, (network, classifier, classes) = sample(f"{job}/ema.pt", path, classifier_args, use_ddim)
         assert images.isfinite().all() and images.std() > 0.1
         assert torch.equal(own_sample(network, classifier, classes, use_ddim), images)
 
-    # Training goes on from its files, and says what is missing.
-    model, resumed = train(job, "--resume_checkpoint", f"{job}/model000008.pt", "--ema_rate", "0.5,0.7")
-    assert (resumed.resume_step, resumed.step) == (8, 2)
-    assert len(resumed.opt.state_dict()["state"]) and "no averages of rate 0.7" in (job / "log.txt").read_text()
-    torch.save({"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": []}, job / "opt000008.pt")
-    with pytest.raises(ValueError, match="opt000008.pt holds the state of an optimizer of other parameters"):
-        train(job, "--resume_checkpoint", f"{job}/model000008.pt")
-
     # convert.py reads such a file, with what its shapes do not tell.
     told = {"image_size": 16, "noise_schedule": "cosine", "num_heads": 2, "num_heads_upsample": -1}
-    config = ConvertConfig(model_path=f"{job}/model000010.pt", out=f"{job}/own.pt", **told)
+    config = ConvertConfig(model_path=f"{job}/model.pt", out=f"{job}/own.pt", **told)
     convert(config)
     torch.manual_seed(1)
     x, t = torch.randn(2, 3, SIZE, SIZE), torch.tensor([3, 19])
@@ -249,7 +221,7 @@ def test_losses_and_weights_are_those_of_our_own_objects(job):
     for network in (model, own):
         torch.manual_seed(1)
         torch.nn.init.normal_(network.unet.out_conv.weight)
-    batch, extra = next(load_data(data_dir=f"{job}/images", batch_size=4, image_size=16, class_cond=True))
+    batch, extra = next(data())
     t, weights = create_named_schedule_sampler("uniform", diffusion).sample(4, "cpu")
     process = diff_dalle.create_gaussian_diffusion(
         diff_dalle.DiffusionConfig(diffusion_steps=STEPS, noise_schedule="cosine", variance="learned_range")
@@ -275,6 +247,10 @@ def test_losses_and_weights_are_those_of_our_own_objects(job):
         create_model_and_diffusion(**settings, heads=1)
     with pytest.raises(TypeError, match="dropout is missing"):
         create_model_and_diffusion(**{name: value for name, value in settings.items() if name != "dropout"})
+    with pytest.raises(TypeError, match="heads is no setting of a network"):
+        UNetModel(16, 3, 32, 3, 1, (2,), heads=2)
+    with pytest.raises(ValueError, match="dims is 3"):
+        UNetModel(16, 3, 32, 3, 1, (2,), dims=3)
 
 
 @pytest.mark.parametrize("new_order", [False, True])
@@ -300,6 +276,8 @@ def test_networks_compute_guided_diffusions_function_of_its_files(new_order):
         network.convert_to_fp16()
         half = network(x, t, **given)
         assert 0 < (half - reference(x, t, **given)).abs().max() < 0.1
+        network.convert_to_fp32()
+        assert not torch.equal(half, network(x, t, **given))
         bad = {**reference.file, "x": torch.zeros(1), "out.0.weight": torch.zeros(3)}
         del bad["time_embed.0.bias"]
         with pytest.raises(RuntimeError) as problem:
@@ -353,8 +331,6 @@ def test_processes_samplers_and_small_parts():
     chosen = np.random.choice(25, 1000, p=sampler.weights() / sampler.weights().sum())
     assert drawn.tolist() == chosen.tolist() and weights.mean() == pytest.approx(1, abs=0.2)
 
-    assert parse_resume_step_from_filename("a/model/model000200.pt") == 200
-    assert parse_resume_step_from_filename("a/model1/ema.pt") == 0
     assert timestep_embedding(torch.tensor([0.5]), 6).shape == (1, 6)
     assert mean_flat(torch.ones(2, 3, 4)).tolist() == [1, 1]
     assert script_util.str2bool("No") is False
@@ -362,29 +338,19 @@ def test_processes_samplers_and_small_parts():
         arguments({"clip": True}, "--clip", "perhaps")
 
 
-def test_a_step_whose_gradient_is_not_finite_is_left_out(job):
-    network = UNetModel(16, 3, 32, 3, 1, (2,), channel_mult=(1, 2))
-    trainer = MixedPrecisionTrainer(model=network, use_fp16=True)
-    before = trainer.master_params_to_state_dict(trainer.master_params)
-    optimizer = AdamW(trainer.master_params, lr=0.1)
-    trainer.backward(network(torch.ones(1, 3, 16, 16), torch.zeros(1)).sum() * float("inf"))
-    assert not trainer.optimize(optimizer) and trainer.lg_loss_scale == 19
-    after = trainer.master_params_to_state_dict(trainer.master_params)
-    assert all(torch.equal(after[name], before[name]) for name in before)
-    trainer.backward((network(torch.ones(1, 3, 16, 16), torch.zeros(1)) - 1).square().mean())
-    assert trainer.optimize(optimizer) and trainer.lg_loss_scale == pytest.approx(19.001)
-    assert logger.getkvs()["grad_norm"] < 100  # of the loss itself, not of the scaled one
-    gradients = [parameter.grad.norm() for parameter in trainer.master_params if parameter.grad is not None]
-    assert 0 < max(gradients) < 100  # as the optimizer has them
-
-
-def test_a_folder_that_cannot_be_read_is_refused(job, tmp_path):
-    given = {"batch_size": 2, "image_size": 8}
-    with pytest.raises(ValueError, match="has 0 images .*shards .*train_generator.py"):
-        load_data(data_dir=str(tmp_path), **given)
-    with pytest.raises(ValueError, match="data_dir is required"):
-        load_data(data_dir="", **given)
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).write_bytes(b"no image")
-    with pytest.raises(ValueError, match="a.png is not a jpeg, png or webp: remove it"):
-        next(load_data(data_dir=str(tmp_path), deterministic=True, **given))
+def test_messages_and_values_of_a_script(job, tmp_path):
+    with logger.scoped_configure(str(tmp_path), ["csv", "log"]):
+        assert logger.get_dir() == str(tmp_path)
+        logger.set_level(logger.WARN)
+        for say in (logger.debug, logger.info, logger.warn, logger.error):
+            say("this is", say.__name__)
+        logger.logkvs({"step": 3, "a": 1.5})
+        for value in (1.0, 3.0):
+            logger.logkv_mean("b", value)
+        assert logger.getkvs() == {"step": 3, "a": 1.5, "b": 2.0} == logger.dumpkvs()
+        assert not logger.getkvs()
+    text = (tmp_path / "log.txt").read_text()
+    assert [name for name in ("debug", "info", "warn", "error") if f"this is {name}" in text] == ["warn", "error"]
+    (names, values) = (line.split(",") for line in (tmp_path / "progress.csv").read_text().splitlines())
+    assert {"step": "3", "a": "1.5", "b": "2.0"}.items() <= dict(zip(names, values, strict=True)).items()
+    assert logger.get_dir() == str(job)

@@ -6,6 +6,7 @@ stage A from semantic ones.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -163,9 +164,9 @@ class _LatentStage(NetworkKind):
         return super().read(config)
 
     @property
+    @abstractmethod
     def stride(self) -> int:
         """Pixels per position of its latents."""
-        raise NotImplementedError
 
     def forward(self, network: Any, images: int, side: int, trainee: str) -> Tensor:
         return network(*zero_inputs(self.model, images, side // self.stride, side // self.stride))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -42,10 +43,10 @@ class _ControlNetKind(NetworkKind):
     control: ControlConfig
     base: BaseRecord
 
+    @abstractmethod
     def inputs(self, images: int, side: int) -> tuple[Tensor, Conditioning]:
         """What the network reads beside controls, which have ``side`` pixels: x_t and what the base is conditioned
         on."""
-        raise NotImplementedError
 
     def forward(self, network: Any, images: int, side: int, trainee: str) -> Tensor:
         """All residuals as one tensor."""
