@@ -79,17 +79,27 @@ class GeneratorSettings(NetworkKind):
         return f"{inpainting}{condition} image generator", "unconditional-image-generation"
 
 
+class _GuidingClip(NetworkKind):
+    """What CLIPs that guide the sampling share."""
+
+    does = "zero-shot-image-classification"
+    role = "classifier_path"
+    signal = PixelSignal(3)
+    model: Any
+
+    def forward(self, network: Any, images: int, side: int, trainee: str) -> Tensor:
+        t, text = torch.zeros(images, dtype=torch.int64), empty_text(images, self.model.text_length)
+        return network.encode_image(empty_images(images, 3, side), t) * network.encode_text(*text.values())
+
+
 @settings
-class ClassifierSettings(NetworkKind):
+class ClassifierSettings(_GuidingClip):
     """A CLIP that guides the sampling."""
 
     name = "classifier"
     title = "CLIP"
-    does = "zero-shot-image-classification"
-    role = "classifier_path"
     checkpoint_flag = "classifier_use_checkpoint"
     checkpointing = "model.classifier_use_checkpoint"
-    signal = PixelSignal(3)
 
     model: NoisedClipConfig = section(NoisedClipConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
@@ -98,10 +108,6 @@ class ClassifierSettings(NetworkKind):
 
     def build(self, vocab_size: int = 0, trainee: str = "") -> NoisedClip:
         return NoisedClip(self.model, vocab_size)
-
-    def forward(self, network: NoisedClip, images: int, side: int, trainee: str) -> Tensor:
-        t, text = torch.zeros(images, dtype=torch.int64), empty_text(images, self.model.text_length)
-        return network.encode_image(empty_images(images, 3, side), t) * network.encode_text(*text.values())
 
     @property
     def described(self) -> tuple[str, str]:
@@ -133,14 +139,11 @@ class NoisyClassifierSettings(NetworkKind):
 
 
 @settings
-class VitClipSettings(NetworkKind):
+class VitClipSettings(_GuidingClip):
     """GLIDE's noised CLIP; it comes from that project's checkpoints only."""
 
     name = "vit_clip"
     title = "CLIP with a vision transformer"
-    does = "zero-shot-image-classification"
-    role = "classifier_path"
-    signal = PixelSignal(3)
 
     model: VitClipConfig = section(VitClipConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
@@ -149,10 +152,6 @@ class VitClipSettings(NetworkKind):
 
     def build(self, vocab_size: int = 0, trainee: str = "") -> VitClip:
         return VitClip(self.model)
-
-    def forward(self, network: VitClip, images: int, side: int, trainee: str) -> Tensor:
-        t, text = torch.zeros(images, dtype=torch.int64), empty_text(images, self.model.text_length)
-        return network.encode_image(empty_images(images, 3, side), t) * network.encode_text(*text.values())
 
     def is_checkpointed(self, trainee: str) -> bool:
         return False
