@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..checkpoints.lora_file import Lora
 
 FORMATS = ("diff_dalle", "guided_diffusion", "original", "unet", "stable_cascade", "dalle2_pytorch")
+SAID = "a checkpoint of ours says it"
 CASCADE = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet")  # kinds with a place in Stable Cascade
 SAFETENSORS = ".safetensors"
 _LAYOUTS = {"original": "Diff-DALLE", "guided_diffusion": "Guided-Diffusion", "unet": "Guided-Diffusion"}
@@ -67,7 +68,11 @@ class ConvertConfig:
         None,
         "rows of projections there are ordered by query, key and value before heads; none = as published, else False",
     )
-    decoder_config: str = option("", "DALLE2-pytorch: file of the training, whose decoder section has the settings")
+    decoder_config: str = option(
+        "",
+        "DALLE2-pytorch: file of the training, whose decoder section has the settings",
+        needs=("to", "diff_dalle"),
+    )
     unet: int | None = option(
         None, "DALLE2-pytorch: number of the U-Net, from 0 on, in a file of one of several", needs=("decoder_config",)
     )
@@ -98,6 +103,11 @@ class ConvertConfig:
             yield Fault.of(self, "out", "a checkpoint of ours is a .pt file; share.py makes model folders")
 
     @property
+    def vocabulary(self) -> list[str]:
+        """The setting of the vocabulary, where it is set."""
+        return ["bpe_path"] * bool(self.bpe_path)
+
+    @property
     def given(self) -> dict[str, Any]:
         """What the shapes do not tell, where it is set."""
         found = {
@@ -119,8 +129,7 @@ class ConvertConfig:
 def convert(config: ConvertConfig) -> str:
     """Write the file; returns a text about it. InputError for a file that cannot be converted, and for an existing
     ``out``."""
-    if storage.exists(config.out):
-        raise InputError(f"{config.out} exists already: give another file with --out, or remove it")
+    _check_new(config.out)
     if config.to == "dalle2_pytorch":
         return _to_decoder(config)
     if config.to == "stable_cascade":
@@ -140,14 +149,11 @@ def _from_others(config: ConvertConfig) -> str:
     if half_of(state):
         return _from_clip(config, state)
     if config.text_path:
-        raise InputError(f"text_path is set, but {config.model_path} is no half of GLIDE's noised CLIP: leave it out")
+        _refuse(["text_path"], f"{config.model_path} is no half of GLIDE's noised CLIP")
     if config.decoder_config and not is_decoder(state):
-        raise InputError(
-            f"decoder_config is set, but {config.model_path} is no decoder of DALLE2-pytorch: leave it out"
-        )
+        _refuse(["decoder_config"], f"{config.model_path} is no decoder of DALLE2-pytorch")
     if not is_unet(state):
-        for name in [*config.given, *(["bpe_path"] if config.bpe_path else [])]:
-            raise InputError(f"{name} is set, but has no effect on {config.model_path}: leave it out")
+        _refuse([*config.given, *config.vocabulary], f"has no effect on {config.model_path}")
         content, text = _of_layout(config, state)
         with _writer(config.out, content["state"]) as file:
             write_file(file, content)
@@ -164,8 +170,8 @@ def _from_others(config: ConvertConfig) -> str:
                 f"{config.bpe_path} has {tokenizer.vocab_size}"
             )
         content |= {"tokenizer": tokenizer.identity, "vocabulary": tokenizer.vocabulary.text()}
-    elif config.bpe_path:
-        raise InputError(f"bpe_path is set, but {config.model_path} reads no text: leave it out")
+    else:
+        _refuse(config.vocabulary, f"{config.model_path} reads no text")
     with _writer(config.out, content["state"]) as file:
         write_file(file, content)
     return f"{config.out}: {config.model_path} {found}"
@@ -179,8 +185,7 @@ def _from_clip(config: ConvertConfig, image: Mapping[str, Tensor]) -> str:
 
     if not config.text_path or not config.bpe_path:
         raise InputError(f"{config.model_path} is half of GLIDE's noised CLIP: run {command(image, config.model_path)}")
-    for name in config.given.keys() - {"num_head_channels"}:
-        raise InputError(f"{name} is set, but has no effect on {config.model_path}: leave it out")
+    _refuse(config.given.keys() - {"num_head_channels"}, f"has no effect on {config.model_path}")
     paths, channels = (
         (config.model_path, config.text_path),
         HEAD_CHANNELS if config.num_head_channels is None else config.num_head_channels,
@@ -222,8 +227,7 @@ def _to_others(config: ConvertConfig) -> str:
     from ..checkpoints.loading import open_networks
     from ..checkpoints.safetensors import write_safetensors
 
-    for name in config.given.keys() - {"use_new_attention_order"}:
-        raise InputError(f"{name} is set, but a checkpoint of ours says it: leave it out")
+    _refuse(config.given.keys() - {"use_new_attention_order"}, SAID)
     kinds = {
         "guided_diffusion": ("generator", "noisy_classifier", "vit_clip"),
         "original": ("generator", "classifier"),
@@ -263,16 +267,15 @@ def _to_clip(config: ConvertConfig, saved: SavedNetwork) -> str:
 
     from ..checkpoints.foreign.glide_clip import clip_states
 
-    if config.use_new_attention_order or config.drop_no_class:
-        name = "drop_no_class" if config.drop_no_class else "use_new_attention_order"
-        raise InputError(f"{name} is set, but has no effect on {config.model_path}: leave it out")
+    for name in ("use_new_attention_order", "drop_no_class"):
+        if getattr(config, name):
+            _refuse([name], f"has no effect on {config.model_path}")
     stem, dot, ending = config.out.rpartition(".")
     paths = config.out, f"{stem}_text{dot}{ending}" if dot else f"{config.out}_text"
-    if storage.exists(paths[1]):
-        raise InputError(f"{paths[1]} exists already: give another file with --out, or remove it")
+    _check_new(paths[1])
     for path, state in zip(paths, clip_states(saved.load(torch.device("cpu"))), strict=True):
         if path.endswith(SAFETENSORS):
-            _write_tensors(path, state)
+            _write_tensors(path, state, "guided_diffusion")
         else:
             with _writer(path, state) as file:
                 torch.save(state, file)
@@ -287,8 +290,8 @@ def _to_decoder(config: ConvertConfig) -> str:
     from ..checkpoints.loading import open_networks
     from ..models.decoder.unet import DecoderUnet
 
-    for name in config.given:
-        raise InputError(f"{name} is set, but a checkpoint of ours says it: leave it out")
+    _refuse(config.given, SAID)
+    _refuse(config.vocabulary, SAID)
     networks = open_networks(config.model_path, ("decoder",))
     loaded = {each.trainee: cast(DecoderUnet, each.load(torch.device("cpu"))) for each in networks}
     decoder = networks[0].settings.decoder
@@ -311,20 +314,19 @@ def _to_cascade(config: ConvertConfig) -> str:
     from ..checkpoints.loading import open_networks
     from ..checkpoints.lora_file import lora_at
 
-    for name in config.given:
-        raise InputError(f"{name} is set, but a checkpoint of ours says it: leave it out")
+    _refuse(config.given, SAID)
+    _refuse(config.vocabulary, SAID)
     if (lora := lora_at(config.model_path)) is not None:
         return _lora_to_cascade(config, lora)
     if config.base:
-        raise InputError(f"base is set, but {config.model_path} is no LoRA: leave it out")
+        _refuse(["base"], f"{config.model_path} is no LoRA")
     (saved,) = open_networks(config.model_path, CASCADE)
     states, others = network_states(saved.load(torch.device("cpu")), saved.settings, config.model_path)
     stem = config.out.removesuffix(SAFETENSORS)
     paths = [config.out, f"{stem}_previewer{SAFETENSORS}"][: len(states)]
-    if storage.exists(paths[-1]):
-        raise InputError(f"{paths[-1]} exists already: give another file with --out, or remove it")
+    _check_new(paths[-1])
     for path, state in zip(paths, states, strict=True):
-        _write_tensors(path, state)
+        _write_tensors(path, state, "stable_cascade")
     text = f"{', '.join(paths)}: {config.model_path} in the layout of Stable Cascade"
     if saved.settings.name == "stage_c_controlnet":
         text += f"\nTo be used there with controlnet_blocks {list(saved.settings.controlnet.controlnet_blocks)}"
@@ -350,18 +352,29 @@ def _lora_to_cascade(config: ConvertConfig, lora: Lora) -> str:
         network = cast(StageC, saved.build())
     tokens = lora.tokens(adapter_clip(saved, config.clip_path).tokenizer) if about.train_tokens else None
     state, filters = lora_state(lora, network, saved.settings.model.states_width, tokens)
-    _write_tensors(config.out, state)
+    _write_tensors(config.out, state, "stable_cascade")
     return (
         f"{config.out}: {config.model_path} in the layout of Stable Cascade\nTo be used there with rank {about.rank}, "
         f"module_filters {list(filters)} and train_tokens {list(about.train_tokens)}"
     )
 
 
-def _write_tensors(path: str, state: Mapping[str, Tensor]) -> None:
+def _refuse(names: Iterable[str], why: str) -> None:
+    """InputError for the first of some settings, which are given without being used."""
+    for name in names:
+        raise InputError(f"{name} is set, but {why}: leave it out")
+
+
+def _check_new(path: str) -> None:
+    if storage.exists(path):
+        raise InputError(f"{path} exists already: give another file with --out, or remove it")
+
+
+def _write_tensors(path: str, state: Mapping[str, Tensor], layout: str) -> None:
     from ..checkpoints.safetensors import write_safetensors
 
     with _writer(path, state) as file:
-        write_safetensors(file, state, {"layout": "stable_cascade"})
+        write_safetensors(file, state, {"layout": layout})
 
 
 @contextlib.contextmanager

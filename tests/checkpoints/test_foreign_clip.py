@@ -7,6 +7,7 @@ import pytest
 import torch
 from cascade_making import make_stage, stages
 from network_making import relative
+from safetensors import safe_open
 from torch.nn import functional as F
 
 import diff_dalle
@@ -132,6 +133,9 @@ def test_its_files_become_a_classifier_and_back(path, tmp_path):
     for half, file in ((IMAGE, out), (TEXT, tmp_path / "back_text.pt")):
         state = torch.load(file, weights_only=True)
         assert half.keys() == state.keys() and all(torch.equal(state[name], half[name]) for name in half)
+    convert(ConvertConfig(model_path=path, out=str(tmp_path / "back.safetensors"), to="guided_diffusion"))
+    with safe_open(tmp_path / "back_text.safetensors", "pt") as file:
+        assert file.metadata()["layout"] == "guided_diffusion" and set(file.keys()) == TEXT.keys()
 
 
 def test_it_guides_a_generator_without_its_vocabulary(path, tmp_path):

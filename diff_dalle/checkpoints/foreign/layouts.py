@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -37,18 +37,17 @@ def _unet(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
 def refuse_lora(names: Collection[str], path: str) -> None:
     """InputError, with what makes one of ours of it, for a file of ``path`` that is another project's LoRA."""
     if stable_cascade.is_lora(names):
-        raise InputError(
-            f"{path} is a LoRA of Stable Cascade, which does not name what it changes: make one of ours, for "
-            f"{named('lora')}, by {stable_cascade.command('lora', path)}"
-        )
+        _lora(names, path)
 
 
-def _lora(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
-    refuse_lora(state, path)
-    raise AssertionError
+def _lora(state: Collection[str], path: str) -> NoReturn:
+    raise InputError(
+        f"{path} is a LoRA of Stable Cascade, which does not name what it changes: make one of ours, for "
+        f"{named('lora')}, by {stable_cascade.command('lora', path)}"
+    )
 
 
-def _cascade(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
+def _cascade(state: Mapping[str, Tensor], path: str) -> NoReturn:
     kind = stable_cascade.network_in(state)
     also = " (with previewer.safetensors, to see what stage C makes)" if kind == "semantic" else ""
     raise InputError(
@@ -57,14 +56,14 @@ def _cascade(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], st
     )
 
 
-def _decoder(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
+def _decoder(state: Mapping[str, Tensor], path: str) -> NoReturn:
     raise InputError(
         f"{path} is a decoder of DALLE2-pytorch, whose settings are in the file of its training alone: make a "
         f"checkpoint of it by scripts/convert.py --model_path {path} --decoder_config FILE.json"
     )
 
 
-def _half_of_clip(state: Mapping[str, Tensor], path: str) -> tuple[dict[str, Any], str]:
+def _half_of_clip(state: Mapping[str, Tensor], path: str) -> NoReturn:
     raise InputError(
         f"{path} is half of GLIDE's noised CLIP: make a checkpoint of both halves by {glide_clip.command(state, path)}"
     )

@@ -305,8 +305,9 @@ def test_networks_without_a_place_there_are_refused(tmp_path, base):
         given_back(path, out)
     with pytest.raises(InputError, match="base is set, but .* is no LoRA"):
         given_back(base, out, base=base)
-    with pytest.raises(InputError, match="num_heads is set, but a checkpoint of ours says it"):
-        given_back(base, out, num_heads=2)
+    for given in ({"num_heads": 2}, {"bpe_path": "clip"}):
+        with pytest.raises(InputError, match=f"{min(given)} is set, but a checkpoint of ours says it"):
+            given_back(base, out, **given)
     with pytest.raises(InputError, match="out is 'x.pt', but Stable Cascade's files are safetensors"):
         ConvertConfig(base, "x.pt", to="stable_cascade")
     odd = StageCSettings(model=C, diffusion=replace(settings.diffusion, prediction="v"))
