@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config import InputError
+from .decode import BrokenSample
 from .plugins import import_package
 
 if TYPE_CHECKING:
@@ -54,11 +55,13 @@ def saliency_of_opencv() -> Callable[[np.ndarray], np.ndarray]:
 
 
 def opencv_saliency(picture: np.ndarray) -> np.ndarray:
-    """``saliency_of_opencv``, for pictures uint8 [h, w, 3]."""
+    """``saliency_of_opencv``, for pictures uint8 [h, w, 3]. BrokenSample for one of which OpenCV computes none."""
     import cv2
 
     package: Any = cv2
     found, map_ = package.saliency.StaticSaliencyFineGrained_create().computeSaliency(
         np.ascontiguousarray(picture[..., ::-1])
     )
-    return map_ if found else np.zeros(picture.shape[:2], dtype=np.float32)
+    if not found:
+        raise BrokenSample("OpenCV computes no saliency of it")
+    return map_

@@ -18,6 +18,7 @@ from diff_dalle.images.control_filters.identity import Face
 from diff_dalle.images.control_filters.inpainting import box_or_stroke_masks, salient_masks
 from diff_dalle.images.control_filters.pictures import as_control
 from diff_dalle.images.control_filters.table import FILTERS, MISSING, PUBLISHED, ControlConfig
+from diff_dalle.images.decode import BrokenSample
 from diff_dalle.randomness import Draw
 
 ENCODER = Materials(lambda x: torch.nn.functional.avg_pool2d(x, 8).repeat(1, 2, 1, 1), 6, 8)
@@ -218,6 +219,9 @@ def test_saliency_is_that_of_opencv(monkeypatch):
     assert (mask[:, :40] == 1).all() and (mask[:, 56:] == 0).all()
     found = plugins.load_plugin("diff_dalle.saliency", "opencv", "saliency")
     assert pickle.loads(pickle.dumps(found)) is found  # workers call it
+    monkeypatch.setattr(FineGrained, "computeSaliency", lambda *_: (False, None))
+    with pytest.raises(BrokenSample, match="no saliency"):
+        found(np.zeros((4, 4, 3), np.uint8))
     monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace())
     with pytest.raises(InputError, match="requires the module cv2.saliency, .* install opencv-contrib-python-headless"):
         make("inpaint", '{"saliency": "opencv"}')
