@@ -285,7 +285,7 @@ def test_embeddings_of_another_width_or_number_are_refused(tmp_path, bare_world)
 
 
 def test_the_width_of_indices_is_that_of_the_folder_or_four(tmp_path, bare_world):
-    url = sidecars(tmp_path / "emb")
+    url = sidecars(tmp_path / "emb", rows=10**2 * SHARDS)  # with four digits the shard's number is part of the row
     for given, expected in ((2, 2), (None, 4)):
         changes = [("data.img_embeddings_url", url), ("data.index_width", given)]
         materials = settled(write_file(tmp_path, *changes, world=bare_world)).materials

@@ -174,7 +174,7 @@ def test_the_pictures_of_a_command_are_offered(visitor):
         ({"Guidance_scale": None}, "Guidance scale is empty: enter a number"),
         ({"Guidance_scale": "x"}, "Guidance scale is &#x27;x&#x27;: enter a number"),
         ({"Classifier_guidance": None}, "Classifier guidance is empty: enter a number"),
-        ({"Steps": 21}, "Steps is 21, but must be at most 20"),
+        ({"Steps": 21}, "Steps is 21, but must be a number of steps, at most 20"),
         ({"Sampler": "eulerr"}, "Sampler is &#x27;eulerr&#x27;"),
         ({"Model": "three"}, "There is no model &#x27;three&#x27;"),
         ({"Model": ["one"]}, "There is no model"),
