@@ -50,9 +50,10 @@ def test_commands_that_flags_set_keep_their_flags():
 
 @pytest.mark.parametrize("kind", [DecoderRun, *CASCADE])
 def test_every_name_is_a_setting_of_the_file(kind):
-    own = [leaf.path for leaf in leaves(kind)]
-    assert set(kind.renamed.values()) <= {".".join(path) for path in own}
-    assert not set(kind.renamed) & {path[-1] for path in own}
+    own = {".".join(leaf.path): leaf.path[-1] for leaf in leaves(kind)}
+    assert set(kind.renamed.values()) <= set(own)
+    of_others = {name for name, path in kind.renamed.items() if name != own[path]}
+    assert not of_others & set(own.values())
 
 
 @pytest.mark.parametrize("kind", [InputError, Diverged])

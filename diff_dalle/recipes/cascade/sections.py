@@ -30,6 +30,7 @@ RENAMED = {
     "iterations": "updates",
     "warmup_steps": "warmup_updates",
     "microbatch": "grad_accum_steps",
+    "resume_checkpoint": "loop.resume_checkpoint",
     "trackers": "wandb_project",
 }
 
