@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ..config import InputError
 from ..distributed.parallel import local, total_norm
-from ..distributed.world import World
+from ..distributed.world import ALONE, World
 from .muon import AdamW, Muon
 from .optim_config import OptimConfig
 
@@ -39,9 +40,9 @@ def decayed(*modules: nn.Module) -> set[int]:
     return found
 
 
-def build_optimizer(config: OptimConfig, *modules: nn.Module) -> AdamW:
+def build_optimizer(config: OptimConfig, *modules: nn.Module, world: World = ALONE) -> AdamW:
     """The optimizer of the modules' trainable parameters, which can skip a step on the device. AdamW is fused: one
-    kernel for all of them. Frozen parameters have no state in it."""
+    kernel for all of them. Frozen parameters have no state in it. world: of the ranks that share the work of Muon."""
     with_decay = decayed(*modules)
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     weights: dict[str, Any] = {"weight_decay": config.weight_decay}
@@ -54,7 +55,7 @@ def build_optimizer(config: OptimConfig, *modules: nn.Module) -> AdamW:
     groups = [group for group in groups if group["params"]]
     if not groups:
         raise InputError("all parameters are frozen, so there is nothing to train")
-    kind = Muon if config.optimizer == "muon" else AdamW
+    kind = functools.partial(Muon, world=world) if config.optimizer == "muon" else AdamW
     return kind(groups, lr=config.lr, betas=(config.adam_beta1, config.adam_beta2), fused=True)
 
 
@@ -100,11 +101,11 @@ class LossScale:
 class Optimization:
     """One optimizer of a task: its parameters, learning-rate schedule, loss scale and gradient clipping."""
 
-    def __init__(self, config: OptimConfig, modules: Mapping[str, nn.Module], precision: str, device: torch.device):
-        self.config, self.modules = config, modules
-        self.optimizer = build_optimizer(config, *modules.values())
+    def __init__(self, config: OptimConfig, modules: Mapping[str, nn.Module], precision: str, world: World):
+        self.config, self.modules, self.world = config, modules, world
+        self.optimizer = build_optimizer(config, *modules.values(), world=world)
         self.parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
-        self.loss_scale = LossScale.create(precision, device)
+        self.loss_scale = LossScale.create(precision, world.device)
 
     def begin(self, step: int) -> None:
         """Prepare the update that follows ``step`` completed ones."""
@@ -112,7 +113,7 @@ class Optimization:
             group["lr"] = learning_rate(self.config, step, group.get("peak"))
         self.optimizer.zero_grad(set_to_none=True)
 
-    def finish(self, losses: Tensor, world: World) -> tuple[Tensor, Tensor]:
+    def finish(self, losses: Tensor) -> tuple[Tensor, Tensor]:
         """Update from the accumulated gradients; a gradient or loss [N] that is not finite, on any rank, leaves
         parameters and optimizer unchanged on all.
 
@@ -121,7 +122,7 @@ class Optimization:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = total_norm(gradients) / self.loss_scale.scale
         finite = torch.cat([norm.reshape(1), losses]).isfinite().all()
-        overflowed = world.maximum(1 - finite.float())
+        overflowed = self.world.maximum(1 - finite.float())
         factor = 1 / self.loss_scale.scale
         if self.config.grad_clip > 0:
             factor = factor * (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)

@@ -39,8 +39,7 @@ class Trainee:
         self.precision = training_precision(precision, world.device)
         configs = dict.fromkeys(task.parts, config) if isinstance(config, OptimConfig) else dict(config)
         self.optimizations = {
-            part: Optimization(configs[part], task.part_modules(part), self.precision, world.device)
-            for part in task.parts
+            part: Optimization(configs[part], task.part_modules(part), self.precision, world) for part in task.parts
         }
         first, *others = task.parts
         self.is_sharded = any(map(is_sharded, self.task.parameters()))
@@ -50,9 +49,6 @@ class Trainee:
                 f"{type(task).__name__} trains several networks or with several optimizers, of which only one can be "
                 f"sharded: set {named('parallel')} ddp"
             )
-        if self.is_sharded and any(each.optimizer == "muon" for each in configs.values()):
-            rule = f"must be adamw unless {named('parallel')} is ddp: muon needs whole matrices on each process"
-            raise InputError(Fault("optimizer", rule, "muon"))
         self.replicas: dict[str, Replicas | Shards] = {
             part: Shards(self.task, each.parameters, world)
             if self.is_sharded
@@ -85,13 +81,13 @@ class Trainee:
                 found = self.task.backward(pieces, self._forward(part), optimization.loss_scale.scale)
             scales[_named(part, "loss_scale")] = optimization.loss_scale.scale.clone()
             report |= {_named(part, name): _joined([values[name] for values in found]) for name in found[0]}
-            norm, overflowed = optimization.finish(report[_named(part, "loss")], self.world)
+            norm, overflowed = optimization.finish(report[_named(part, "loss")])
             norms[_named(part, "grad_norm")] = norm
             overflows.append(overflowed)
         bad = torch.stack(overflows).amax(0)
         self._count(bad)
         kept = [*self.task.recorded, *(_named(part, "loss") for part in self.optimizations)]
-        position = torch.cat([batch.index for batch, _ in pieces])
+        position = torch.cat([draw.positions for _, draw in pieces])
         self.flight.record(step + 1, bad, position, {name: report[name] for name in kept}, {**norms, **scales})
         unlogged = {*self.task.observed, *self.task.recorded}
         self.meter.add({name: value for name, value in report.items() if name not in unlogged})

@@ -75,8 +75,11 @@ def test_bytes_of_a_step(tiny):
     run = scale_plan.on_gpus("shapes_32", "fsdp", 64, cluster)
     pieces = run.training.batch_size // (run.training.microbatch or run.training.batch_size)
     ddp = scale_plan.traffic(run, tiny, "ddp", 64, cluster)
-    assert (ddp.within, ddp.between) == (8 * parameters * 7 / 8, 8 * parameters / 8 * 7 / 8)
-    assert scale_plan.traffic(run, tiny, "ddp", 8, cluster).within == 8 * parameters * 7 / 8
+    updates = 2 * sum(rows * columns for rows, columns in tiny.matrices)  # Muon's, in bf16
+    assert 0 < updates < 2 * parameters
+    exchanged = 8 * parameters + updates
+    assert (ddp.within, ddp.between) == (exchanged * 7 / 8, exchanged / 8 * 7 / 8)
+    assert scale_plan.traffic(run, tiny, "ddp", 8, cluster).within == exchanged * 7 / 8
     rest = sum(int(np.prod(shape)) for shape in tiny.shapes[-1])
     gathered = pieces * 2 * (2 * (parameters - rest) + 4 * rest)
     fsdp = scale_plan.traffic(run, tiny, "fsdp", 64, cluster)
@@ -84,7 +87,7 @@ def test_bytes_of_a_step(tiny):
     assert (fsdp.within, fsdp.between) == (sent * 7 / 8, sent / 8 * 7 / 8)
     hsdp = scale_plan.traffic(run, tiny, "hsdp", 64, cluster)
     assert hsdp.within == (gathered + 4 * parameters) * 7 / 8
-    assert hsdp.between == 2 * 4 * parameters / 8 * 7 / 8
+    assert hsdp.between == exchanged / 8 * 7 / 8
     assert hsdp.seconds(cluster) == hsdp.within / 450e9 + hsdp.between / 50e9
 
 

@@ -51,6 +51,7 @@ from toy import ListTracker
 
 CONFIG = OptimConfig(lr=1e-2, ema_rate=(0.5,), grad_clip=0.5)
 SLOW = dataclasses.replace(CONFIG, lr=1e-3)
+BOTH = dataclasses.replace(SLOW, optimizer="muon")  # its momenta, and AdamW's moments of other parameters
 
 def randomize(network, seed=0, spread=0.1):
     # All at once, and not without values: many small operations take long there.
@@ -121,7 +122,7 @@ def make_loop(world, folder, mode="fsdp", seed=0, consolidate=False, **settings)
     model = make_sharded(build, world, mode, **groups) if sharded else build_shared(build, world)
     if mode == "ddp":
         model = model.to(memory_format=torch.channels_last)
-    trainee = Trainee(make_task(model), SLOW, "fp32", world)
+    trainee = Trainee(make_task(model), BOTH, "fp32", world)
     defaults = {"batch_size": 8 // world.size, "iterations": 2, "save_interval": 100, "precision": "fp32"}
     config = TrainingConfig(**{**defaults, **settings}, sharding=ShardingConfig(mode, consolidate=consolidate))
     run = world.broadcast(open_run(folder, Identity("toy", {}), TrainingConfig) if world.is_main else None)

@@ -226,10 +226,10 @@ def test_all_ranks_skip_the_step_that_is_not_finite_on_one(tmp_path):
         def after_the_exchange(loop, batch):
             optimization = loop.trainees[0].optimizations[""]
             finish = optimization.finish
-            def broken(losses, world):
+            def broken(losses):
                 optimization.finish = finish
                 optimization.parameters[0].grad[0] = torch.inf
-                return finish(losses, world)
+                return finish(losses)
             optimization.finish = broken
 
         def main():

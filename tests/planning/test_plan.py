@@ -20,9 +20,9 @@ from diff_dalle.distributed.world import ALONE
 from diff_dalle.models.cost import peak_bytes
 from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.recipes.generator import GeneratorRun
-from diff_dalle.recipes.planning import calibration
+from diff_dalle.recipes.planning import calibration, cost
 from diff_dalle.recipes.planning.calibration import Steps, reached
-from diff_dalle.recipes.planning.cluster import GPUS, PlanConfig
+from diff_dalle.recipes.planning.cluster import GPUS, PlanConfig, sent_bytes
 from diff_dalle.recipes.planning.cost import NetworkCost, networks_of
 from diff_dalle.recipes.planning.plan import Plan
 from diff_dalle.recipes.planning.step import Layout, Memory, Option, Step, largest_that_fits
@@ -57,6 +57,12 @@ class Counted(NetworkCost):
 
     def peak(self, images, checkpoint, accumulates):
         return 100_000_000 + images * (400_000 if checkpoint else 1_000_000)
+
+
+class Whole(Counted):
+    """One that cannot be sharded."""
+
+    shapes = ()  # type: ignore[assignment]
 
 
 def step(networks, batch=16, **config):
@@ -281,11 +287,29 @@ def test_the_fastest_option_with_a_large_micro_batch_is_chosen():
 
 
 def test_what_cannot_be_sharded_is_left_out(counted):
-    optim = dataclasses.replace(counted[0].optim, optimizer="muon")
-    muon = [dataclasses.replace(counted[0], optim=optim)]
-    for networks, modes in ((counted, ["ddp", "ddp", "fsdp", "fsdp"]), (muon, ["ddp", "ddp"])):
+    whole = [Whole(*(getattr(counted[0], field.name) for field in dataclasses.fields(counted[0])))]
+    for networks, modes in ((counted, ["ddp", "ddp", "fsdp", "fsdp"]), (whole, ["ddp", "ddp"])):
         assert [each.layout.parallel for each in step(networks, 8, gpus=8).options()] == modes
     assert [each.layout.parallel for each in step(counted, 8).options()] == ["ddp", "ddp"]
+
+
+def test_muon_exchanges_updates_and_has_a_share_of_the_matrices_at_a_time(counted, monkeypatch):
+    muon = dataclasses.replace(counted[0], optim=dataclasses.replace(counted[0].optim, optimizer="muon"))
+    assert [each.layout.parallel for each in step([muon], 8, gpus=8).options()] == ["ddp", "ddp", "fsdp", "fsdp"]
+    layers = [each for each in muon.build(False).modules() if isinstance(each, (torch.nn.Linear, torch.nn.Conv2d))]
+    matrices = sum(each.weight.numel() for each in layers)
+    assert muon.optimizer_bytes == 4 * (2 * muon.parameters - matrices)
+    for mode, within, between in (("ddp", 7 / 8, 1 / 16), ("fsdp", 0, 0), ("hsdp", 0, 1 / 16)):
+        more, plain = (sent_bytes(network, 1, mode, 16, 8) for network in (muon, counted[0]))
+        assert more.within - plain.within == pytest.approx(2 * matrices * within)
+        assert more.between - plain.between == pytest.approx(2 * matrices * between)
+    alone, copies, shares = (muon.update_bytes(*ranks) for ranks in ((), (8, 1), (1, 8)))
+    assert 4 * matrices < alone < copies < 16 * matrices and matrices / 2 < shares < alone
+    monkeypatch.setattr(cost, "LIMIT", 1)  # one matrix at a time: the largest, or an exchange of it
+    largest = max(each.weight.numel() for each in layers)
+    assert 4 * 4 * largest <= muon.update_bytes(1, 8) < shares
+    network = dataclasses.replace(muon, half=True)  # another one, whose turns have not been found
+    assert step([network], 8, gpus=8).memory(Layout("fsdp"), 8).activations >= network.update_bytes(1, 8)
 
 
 def test_several_nodes_can_share_weights_within_each(counted, planned):

@@ -155,13 +155,13 @@ def test_each_optimizer_updates_its_own_part(tmp_path):
     before = {name: p.detach().clone() for name, p in task.named_parameters() if name.endswith("weight")}
     gradients = {}
 
-    def record(part, losses, world):
+    def record(part, losses):
         gradients[part] = {name for name, p in task.named_parameters() if p.grad is not None}
-        return original[part](losses, world)
+        return original[part](losses)
 
     original = {part: each.finish for part, each in trainee.optimizations.items()}
     for part, each in trainee.optimizations.items():
-        each.finish = lambda losses, world, part=part: record(part, losses, world)
+        each.finish = lambda losses, part=part: record(part, losses)
     loop = make_loop(tmp_path, [trainee], iterations=1, log_interval=1)
     row = run(loop).rows[0][1]
     assert {name.split(".")[0] for name in gradients[""]} == {"model"}
@@ -426,7 +426,7 @@ def test_gradients_are_clipped_to_their_norm_together(scale):
         optimization.loss_scale.scale.fill_(scale)
         for parameter in optimization.parameters:
             parameter.grad = torch.full_like(parameter, 2 * scale)
-        norm, _ = optimization.finish(torch.ones(1), WORLD)
+        norm, _ = optimization.finish(torch.ones(1))
         return norm, torch.cat([p.grad.flatten() for p in optimization.parameters])
 
     whole, plain = finished(0.0)

@@ -68,7 +68,8 @@ def sent_bytes(network: NetworkCost, pieces: int, mode: str, gpus: int, local: i
     """Of a ring of n, an all-gather or reduce-scatter of b bytes sends b·(n-1)/n, an all-reduce twice that. On several
     nodes there are two levels: each GPU of a node exchanges its share with those of its place in other nodes, over a
     link of its own, and then all within the node. Gradients are exchanged in fp32, weights of blocks gathered in bf16
-    and the others in fp32, twice for each micro-batch.
+    and the others in fp32, twice for each micro-batch. Muon's updates are gathered in bf16 by those that have the same
+    weights; its rows of shared matrices, each of which one GPU receives, are little beside that.
 
     pieces: micro-batches of a step. local: GPUs of a node.
     """
@@ -77,12 +78,12 @@ def sent_bytes(network: NetworkCost, pieces: int, mode: str, gpus: int, local: i
         return size * (n - 1) / n
 
     whole, local = 4 * network.parameters, min(local, gpus)
-    nodes = gpus // local
+    updates, nodes = 2 * sum(map(prod, network.matrices)), gpus // local
     if mode == "ddp":
-        return Traffic(2 * ring(whole, local), 2 * ring(whole / local, nodes))
+        return Traffic(ring(2 * whole + updates, local), ring((2 * whole + updates) / local, nodes))
     *blocks, rest = (sum(map(prod, block)) for block in network.shapes)
     sent = 2 * pieces * (2 * sum(blocks) + 4 * rest) + whole
-    between = ring(sent / local, nodes) if mode == "fsdp" else 2 * ring(whole / local, nodes)
+    between = ring((sent if mode == "fsdp" else 2 * whole + updates) / local, nodes)
     return Traffic(ring(sent, local), between)
 
 

@@ -15,9 +15,11 @@ from torch import nn
 from ...checkpoints.kind import NetworkKind, Probe
 from ...checkpoints.kinds import find_kind
 from ...config import InputError
+from ...distributed.dealing import LIMIT, Shape, dealt
 from ...distributed.devices import without_values
 from ...models.cost import count_flops, count_training, half_peak_bytes, peak_bytes
 from ...models.units import parts_of
+from ...training.muon import multiplications
 from ...training.optim import decayed
 from ...training.optim_config import OptimConfig
 from ..recipe import Recipe
@@ -154,25 +156,35 @@ class NetworkCost:
         return held + microbatch * self.activation_bytes(checkpoint)
 
     @functools.cached_property
-    def _matrices(self) -> list[tuple[int, ...]]:
-        """The shapes of the parameters that Muon orthogonalizes."""
+    def matrices(self) -> tuple[Shape, ...]:
+        """The shapes of the matrices that Muon orthogonalizes."""
         if self.optim.optimizer != "muon":
-            return []
+            return ()
         known = decayed(self._empty)
-        return [tuple(each.shape) for each in self._empty.parameters() if id(each) in known]
+        weights = (each for each in self._empty.parameters() if id(each) in known)
+        return tuple((len(each), each.numel() // len(each)) for each in weights)
 
     @property
     def optimizer_bytes(self) -> int:
         """AdamW's two moments, or Muon's momentum, in fp32."""
-        return 4 * (2 * self.parameters - sum(map(prod, self._matrices)))
+        return 4 * (2 * self.parameters - sum(map(prod, self.matrices)))
 
-    @property
-    def update_bytes(self) -> int:
-        """What an update needs for its own time: nothing for fused AdamW; for Muon a copy of all its matrices, and of
-        those of the most numerous shape their stack, three products of its size, and five Gram matrices."""
-        wide = Counter(tuple(sorted((shape[0], prod(shape[1:])))) for shape in self._matrices)
-        largest = max((count * (4 * m * n + 5 * m * m) for (m, n), count in wide.items()), default=0)
-        return 4 * (sum(map(prod, self._matrices)) + largest)
+    def update_bytes(self, copies: int = 1, shares: int = 1) -> int:
+        """What an update needs for its own time: nothing for fused AdamW; for Muon, in the turn that needs most, the
+        matrices of a hand, and of those of its most numerous shape their stack, two products of its size, and five Gram
+        matrices; on several processes the results, and those of the others. In fp32, as on CPUs.
+
+        copies, shares: of the weights, on as many processes as both say.
+        """
+        most = 0
+        for turn in dealt(self.matrices, multiplications, copies * shares, LIMIT):
+            for hand in turn:
+                wide = Counter(tuple(sorted(self.matrices[number])) for number in hand)
+                largest = max((count * (3 * m * n + 5 * m * m) for (m, n), count in wide.items()), default=0)
+                held = sum(prod(self.matrices[number]) for number in hand)
+                exchanged = held * (2 + copies) if copies * shares > 1 else 0
+                most = max(most, held + largest, held + exchanged)
+        return 4 * most
 
 
 def shapes_of(network: nn.Module) -> list[Shapes]:

@@ -92,10 +92,12 @@ class Step:
         # Gradients exist before the backward pass where it adds to them, or where they are parts of DDP's messages.
         accumulates = pieces > 1 or self.config.gpus > 1
         weights, optimizer, averages, gathered, activations = 0, 0.0, 0, 0, 0
+        shares = self._sharing(layout)
         for network in self.networks:
             peak = (network.peak if exact else network.estimated_peak)(microbatch, layout.checkpoint, accumulates)
             peak -= 0 if accumulates else 4 * network.parameters
-            activations = max(activations, peak, network.update_bytes)  # networks are trained one after the other
+            update = network.update_bytes(self.config.gpus // shares, shares)
+            activations = max(activations, peak, update)  # networks are trained one after the other
             held, whole = self._held(network, layout, pieces)
             gathered = max(gathered, whole)
             weights += 4 * held
@@ -104,15 +106,18 @@ class Step:
         frozen = round(self.config.frozen_memory * 2**30)
         return Memory(weights, weights, round(optimizer), averages, gathered, activations, frozen)
 
+    def _sharing(self, layout: Layout) -> int:
+        """The GPUs that share one copy of the weights."""
+        gpus, local = self.config.gpus, self.config.gpus_per_node
+        return {"ddp": 1, "fsdp": gpus, "hsdp": min(gpus, local)}[layout.parallel]
+
     def _held(self, network: NetworkCost, layout: Layout, pieces: int) -> tuple[int, int]:
         """The parameters that one GPU holds, and the bytes that it gathers."""
         if layout.parallel == "ddp":
             return network.parameters, 0
-        if network.optim.optimizer == "muon" or not network.shapes:
-            kind, optimizer = network.settings.name, network.optim.optimizer
-            raise InputError(f"a {kind} that is trained by {optimizer} cannot be sharded")
-        sharing = self.config.gpus_per_node if layout.parallel == "hsdp" else self.config.gpus
-        share = share_of(network.shapes, ShardingConfig(parallel=layout.parallel), sharing, pieces)
+        if not network.shapes:
+            raise InputError(f"a {network.settings.name} cannot be sharded")
+        share = share_of(network.shapes, ShardingConfig(parallel=layout.parallel), self._sharing(layout), pieces)
         return share.parameters, share.gathered
 
     def flops(self, checkpoint: bool, microbatch: int) -> int:
