@@ -7,22 +7,45 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
+on_gpu = pytest.mark.gpu  # of tests on ``DEVICE``: scripts/gpu_check.sh runs them
+
+
+def needs_cuda(test):
+    return on_gpu(pytest.mark.skipif(not GPU, reason="needs a CUDA device")(test))
 
 
 class CountTransfers(TorchDispatchMode):
-    """Counts transfers from the CPU to another device."""
+    """Counts transfers from the CPU to another device, and those that the host waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = self.waiting = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        devices = {value.device.type for value in (*args, out) if isinstance(value, torch.Tensor)}
+        if "cpu" in devices and len(devices) > 1:
+            self.count += 1
+            self.waiting += not ((kwargs or {}).get("non_blocking") or args[2:3] == (True,))  # of _to_copy; of copy_
+        return out
+
+
+class CountNumbers(TorchFunctionMode):
+    """Counts tensors that are made of Python numbers on another device than the CPU, for which the host waits."""
 
     def __init__(self):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        devices = {value.device.type for value in (*args, out) if isinstance(value, torch.Tensor)}
-        self.count += "cpu" in devices and len(devices) > 1
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if function in (torch.tensor, torch.as_tensor) and not isinstance(args[0], torch.Tensor):
+            self.count += out.device.type != "cpu"
         return out
 
 
@@ -36,14 +59,21 @@ def transfers(step) -> list[int]:
     return counts
 
 
-def run_without_waiting(step) -> None:
-    """Call ``step``, whose tensors are on a CUDA device, twice; the second time, synchronization raises an error."""
-    step()
+@contextlib.contextmanager
+def no_waiting():
+    """Synchronization with a CUDA device raises an error inside the block."""
     torch.cuda.set_sync_debug_mode("error")
     try:
-        step()
+        yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def run_without_waiting(step) -> None:
+    """Call ``step``, whose tensors are on a CUDA device, twice, the second time with ``no_waiting``."""
+    step()
+    with no_waiting():
+        step()
 
 
 class _Reads(TorchDispatchMode):

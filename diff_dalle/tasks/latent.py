@@ -29,6 +29,8 @@ from .imitation import Imitation
 
 # Names of companions.
 STAGE_A, SEMANTIC, TEXT_CLIP, IMAGE_CLIP = "stage_a", "semantic", "text_clip", "image_clip"
+POOLED = "text_embedding"  # in ``Conditioning.extra`` of a batch: pooled text of a CLIP
+SCALES = 4  # of the images whose semantic maps stage B learns from
 
 
 @settings
@@ -42,7 +44,10 @@ class LatentTask(Task):
     """The weighted loss of a denoiser of latents in a process in log-SNR.
 
     The companions ``TEXT_CLIP`` and ``IMAGE_CLIP`` encode texts and images where the network has no text encoder of its
-    own, and for image embeddings.
+    own, and for image embeddings. What a batch has of what they and ``autoencoder`` would make (``stored_map``,
+    ``text_states`` and ``extra["text_embedding"]`` in place of tokens, ``image_embedding``) is taken as it is.
+
+    autoencoder: name of the companion whose latents are denoised.
 
     preview: task → named previews; None = no previews.
 
@@ -51,6 +56,7 @@ class LatentTask(Task):
     """
 
     model: LatentUnet
+    autoencoder: str
     observed: tuple[str, ...] = ("log_snr", "observed_mse")
     recorded = ("log_snr",)
     trains_conditions = False  # whether the loss has a gradient for what makes the conditions
@@ -61,6 +67,8 @@ class LatentTask(Task):
         self.model, self.process, self.config, self.preview = model, process, config, preview
         self.collected: Meter | None = None  # losses of training by log-SNR
         self.plot = OptionalPlot()
+        self.empty: list[Tensor] | None = None  # a caption's tokens and mask, on the device
+        self._empty: tuple[Tensor, Tensor, Tensor] | None = None  # the empty caption, as a CLIP encodes it
 
     # ----------------------------------------------------------------------------------------- what a stage consists of
 
@@ -69,9 +77,11 @@ class LatentTask(Task):
         """What the losses are of: ``model``, or a network that contains it."""
         return self.model
 
-    def latents(self, images: Tensor) -> Tensor:
+    def latents(self, batch: Batch) -> Tensor:
         """What is denoised: [N, channels, h, w] float32."""
-        raise NotImplementedError
+        stored = stored_map(batch, self.autoencoder)
+        network = cast("StageA | SemanticAutoencoder", self.companions[self.autoencoder])
+        return network.encode(batch.images) if stored is None else stored
 
     def condition(self, batch: Batch, draw: Draw | None = None) -> Conditioning:
         """The conditions of the samples; in training, with a ``draw``, some of them dropped. Text that a CLIP encodes
@@ -85,10 +95,7 @@ class LatentTask(Task):
         clip = self._clip(TEXT_CLIP)
         if clip is None:
             return cond.drop(everywhere) if cond.droppable else cond
-        pooled, states, mask = (each.expand(len(everywhere), *each.shape[1:]) for each in clip.encode_text([""]))
-        cond = cond.drop_embedding(everywhere).drop_semantic(everywhere)
-        cond = cond if cond.text_pooled is None else replace(cond, text_pooled=pooled)
-        return cond if cond.text_states is None else replace(cond, text_states=states, mask=mask)
+        return self._emptied(cond.drop_embedding(everywhere).drop_semantic(everywhere), everywhere, clip)
 
     # ------------------------------------------------------------------------------------------------------------- text
 
@@ -97,21 +104,38 @@ class LatentTask(Task):
         shape = cast(LatentUnetConfig, self.denoiser.config)
         if not (shape.states_width or shape.vector_width):
             return Conditioning()
-        tokens, mask = given.caption
-        cond = Conditioning(tokens=tokens, mask=mask)
-        dropped = None
+        dropped, clip = None, self._clip(TEXT_CLIP)
         if draw is not None and self.config.text_dropout:
             dropped = draw.uniform("text dropout") < self.config.text_dropout
-        clip = self._clip(TEXT_CLIP)
+        if clip is not None and given.tokens is None:
+            pooled = given.extra.get(POOLED) if shape.vector_width else None
+            encoded = Conditioning(text_pooled=pooled, text_states=given.text_states, mask=given.mask)
+            return encoded if dropped is None else self._emptied(encoded, dropped, clip)
+        tokens, mask = given.caption
+        cond = Conditioning(tokens=tokens, mask=mask)
         if clip is None:
             return cond if dropped is None else cond.drop_text(dropped)
         if dropped is not None:
-            empty_tokens, empty_mask = (each.to(tokens.device) for each in clip.tokenize([""], clip.text_length))
+            if self.empty is None:
+                self.empty = [each.to(tokens.device) for each in clip.tokenize([""], clip.text_length)]
+            empty_tokens, empty_mask = self.empty
             tokens = torch.where(dropped[:, None], empty_tokens, tokens)
             mask = torch.where(dropped[:, None], empty_mask, mask)
         pooled, states = clip.encode_tokens(tokens, mask)
         cond = Conditioning(text_pooled=pooled if shape.vector_width else None)
         return replace(cond, text_states=states, mask=clip.states_mask(mask)) if shape.states_width else cond
+
+    def _emptied(self, cond: Conditioning, where: Tensor, clip: Clip) -> Conditioning:
+        """``cond`` with the encoded empty caption where ``where`` [N] bool is True."""
+        if self._empty is None:
+            self._empty = clip.encode_text([""])
+        pooled, states, mask = self._empty
+        if cond.text_pooled is not None:
+            cond = replace(cond, text_pooled=torch.where(where[:, None], pooled, cond.text_pooled))
+        if cond.text_states is None or cond.mask is None:
+            return cond
+        kept = torch.where(where[:, None], mask, cond.mask)
+        return replace(cond, text_states=torch.where(where[:, None, None], states, cond.text_states), mask=kept)
 
     def _clip(self, name: str) -> Clip | None:
         return cast("Clip | None", self.companions.get(name))
@@ -120,7 +144,7 @@ class LatentTask(Task):
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         with torch.no_grad():
-            x_start = self.latents(batch.images)
+            x_start = self.latents(batch)
         with torch.set_grad_enabled(self.trains_conditions and torch.is_grad_enabled()):
             cond = self.condition(batch, draw)
         torch.clear_autocast_cache()  # in older versions it keeps weights cast without gradient
@@ -140,7 +164,7 @@ class LatentTask(Task):
     def held_out(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         """The unweighted loss, which does not depend on what is adaptive: overall, by quarter of the time and in bins
         of log-SNR; and by how much it grows with other conditions than the sample's own."""
-        x_start, cond = self.latents(batch.images), self.condition(batch)
+        x_start, cond = self.latents(batch), self.condition(batch)
         t = self.process.training_times(draw.uniform("timestep"))
         log_snr, mse = self.process.log_snr(t), self._terms(x_start, cond, t, draw)["mse"]
         named = {"loss": mse} | _by_quartile("loss", mse, t) | by_log_snr(log_snr, mse)
@@ -195,8 +219,8 @@ class StageBTaskConfig(LatentConfig):
     semantic_dropout: float = option(0.1, "probability of dropping the semantic map", least=0, most=1)
     semantic_scale: tuple[float, ...] = option(
         (0.5, 1.0),
-        "the semantic map is that of the image scaled by a random factor, LOW,HIGH, its sides rounded down to "
-        "multiples of the encoder's stride",
+        "the semantic map is that of the image scaled by a random factor, one of four evenly spaced in LOW,HIGH, its "
+        "sides rounded down to multiples of the encoder's stride",
     )
 
     def faults(self) -> Iterator[Fault]:
@@ -209,42 +233,51 @@ class StageBTask(LatentTask):
     lower resolution, which is whole in evaluation."""
 
     config: StageBTaskConfig
+    autoencoder = STAGE_A
 
     @property
     def encoder(self) -> SemanticAutoencoder:
         """What makes the semantic maps."""
         return cast(SemanticAutoencoder, self.companions[SEMANTIC])
 
-    def latents(self, images: Tensor) -> Tensor:
-        return cast(StageA, self.companions[STAGE_A]).encode(images)
-
     def condition(self, batch: Batch, draw: Draw | None = None) -> Conditioning:
         cond = super().condition(batch, draw)
         if draw is None:
             return replace(cond, semantic=self.encoder.encode(batch.images))
-        cond = replace(cond, semantic=self._scaled(self.encoder, batch.images, draw))
+        stored = stored_map(batch, SEMANTIC)
+        semantic = self._scaled(batch, draw) if stored is None else resized_to(stored, self._grid(batch))
+        cond = replace(cond, semantic=semantic)
         if not self.config.semantic_dropout:
             return cond
         return cond.drop_semantic(draw.uniform("semantic dropout") < self.config.semantic_dropout)
 
-    def _scaled(self, encoder: SemanticAutoencoder, images: Tensor, draw: Draw) -> Tensor:
-        """The maps of the images, each scaled by its own factor, as the network would resize them."""
-        (low, high), stride = self.config.semantic_scale, encoder.config.stride
-        factors = low + (high - low) * random_uniform(draw.seed, "semantic scale", draw.index.numpy())
-        height, width = images.shape[2:]
-        sides = np.stack([height * factors, width * factors], 1).astype(np.int64) // stride
-        sizes = [tuple(size) for size in (np.maximum(sides, 1) * stride).tolist()]
-        grid = self._grid(height, width)
-        maps = images.new_empty(len(images), encoder.config.semantic_channels, *grid)
-        for size in dict.fromkeys(sizes):  # one pass for all images of a size
-            here = torch.tensor([i for i, each in enumerate(sizes) if each == size], device=images.device)
-            found = encoder.encode(F.interpolate(images[here], size, mode="nearest"))
-            maps[here] = resized_to(found, grid)
-        return maps
+    def _scaled(self, batch: Batch, draw: Draw) -> Tensor:
+        """The maps of the images, each scaled by its own factor, as the network would resize them.
 
-    def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """Positions of the network's first level for images of this size."""
-        factor = cast(StageA, self.companions[STAGE_A]).config.stride * self.model.config.patch_size
+        One pass for all images of a size. On CUDA, where kernels are chosen anew for each shape, a pass is filled up to
+        one of a few numbers of images.
+        """
+        images, encoder, grid = batch.images, self.encoder, self._grid(batch)
+        (low, high), stride = self.config.semantic_scale, encoder.config.stride
+        places = np.floor(SCALES * random_uniform(draw.seed, "semantic scale", draw.index.numpy())).astype(np.int64)
+        here = draw.moved(torch.from_numpy(np.argsort(places, kind="stable")))
+        around, step = torch.cat([here, here]), -(-len(images) // SCALES) if images.is_cuda else 1
+        maps, end = [], 0
+        for place, count in zip(*np.unique(places, return_counts=True), strict=True):
+            factor = low + (high - low) * (place + 0.5) / SCALES
+            size = [max(1, int(length * factor) // stride) * stride for length in images.shape[2:]]
+            start, end = end, end + int(count)
+            rows = around[start : start + -(-int(count) // step) * step]
+            found = encoder.encode(F.interpolate(images[rows], size, mode="nearest"))
+            maps.append(resized_to(found[: end - start], grid))
+        return torch.cat(maps)[here.argsort()]
+
+    def _grid(self, batch: Batch) -> tuple[int, int]:
+        """Positions of the network's first level."""
+        stored, factor = stored_map(batch, STAGE_A), self.model.config.patch_size
+        if stored is None:
+            factor *= cast(StageA, self.companions[STAGE_A]).config.stride
+        height, width = (batch.images if stored is None else stored).shape[2:]
         return height // factor, width // factor
 
     def other_conditions(self, cond: Conditioning, batch: Batch) -> dict[str, Conditioning]:
@@ -266,16 +299,20 @@ class StageCTask(LatentTask):
     companion ``IMAGE_CLIP``, which evaluation leaves out."""
 
     config: StageCTaskConfig
-
-    def latents(self, images: Tensor) -> Tensor:
-        return cast(SemanticAutoencoder, self.companions[SEMANTIC]).encode(images)
+    autoencoder = SEMANTIC
 
     def condition(self, batch: Batch, draw: Draw | None = None) -> Conditioning:
         cond, clip = super().condition(batch, draw), self._clip(IMAGE_CLIP)
         if clip is None or draw is None:
             return cond
-        cond = replace(cond, image_embedding=clip.encode_images(batch.images))
+        stored = batch.cond.image_embedding
+        cond = replace(cond, image_embedding=clip.encode_images(batch.images) if stored is None else stored)
         return cond.drop_embedding(draw.uniform("image dropout") < self.config.image_dropout)
+
+
+def stored_map(batch: Batch, name: str) -> Tensor | None:
+    """What the companion of this name made of the images before training: [N, channels, h, w]; None = not stored."""
+    return batch.cond.extra.get(f"{name}_map")
 
 
 def _by_quartile(name: str, values: Tensor, t: Tensor) -> dict[str, Tensor]:

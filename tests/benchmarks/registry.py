@@ -188,7 +188,7 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
     "lora_memory": Table(
         "memory of training the LoRA of the preset shapes_32_star, and shapes_32 whole", lora_memory.tables
     ),
-    "gpu": Table("training steps and sampling on one GPU, in ten minutes", gpu.tables),
+    "gpu": Table("training steps, sampling and memory on one GPU, in five minutes", gpu.tables, timed=True),
     "use_checkpoint": Benchmark(
         "training step of an upsampler to 256 pixels, batch size 4: with use_checkpoint against all activations kept",
         use_checkpoint.without_checkpoint,

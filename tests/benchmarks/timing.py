@@ -73,13 +73,14 @@ class Table:
     """Numbers that are not the ratio of two repeated works.
 
     title:   one-line description.
-    text:    computes the table, or one after the other.
+    text:    computes the table, or one after the other; with a budget in seconds where ``timed``.
     package: an optional one that it needs; it is skipped without.
     """
 
     title: str
-    text: Callable[[], str | Iterator[str]]
+    text: Callable[..., str | Iterator[str]]
     package: str = ""
+    timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,13 @@ class TimingConfig:
     rounds: int = option(2, "rounds of four processes in the order A B B A")
     repeats: int = option(5, "repetitions per process, of which the median counts")
     threads: int = option(2, "threads per process")
+    seconds: int = option(
+        300,
+        "budget of the table gpu: no row begins after it, none that compiles after 60 % of it, none takes over 30 %",
+    )
 
     def __post_init__(self):
-        for name in ("rounds", "repeats", "threads"):
+        for name in ("rounds", "repeats", "threads", "seconds"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, but must be at least 1")
 
@@ -263,7 +268,7 @@ def results(benchmark: Benchmark | Table, config: TimingConfig) -> Iterator[str]
         yield f"skipped: the package {benchmark.package} is not installed"
         return
     if isinstance(benchmark, Table):
-        text = benchmark.text()
+        text = benchmark.text(config.seconds) if benchmark.timed else benchmark.text()
         yield from [text] if isinstance(text, str) else text
         return
     if benchmark.target:

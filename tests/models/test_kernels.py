@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
+from waiting import DEVICE, GPU, on_gpu
 
 from diff_dalle.models import kernels
 from diff_dalle.models.dropout import Dropout, number_dropouts
 from diff_dalle.models.norms import FusedGroupNorm, GroupNorm32, output_again
 
-GPU = torch.cuda.is_available()
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no wheel for this platform")
-DEVICE = torch.device("cuda" if GPU else "cpu")
+pytestmark = [on_gpu, pytest.mark.skipif(find_spec("triton") is None, reason="Triton has no wheel for this platform")]
 
 
 @pytest.fixture

@@ -1,0 +1,160 @@
+"""One whole update of the training loop of each kind, in half precision: nothing in it waits for the device.
+
+On a GPU, if there is one, waiting is an error; on a CPU, operations that would wait for a GPU are counted.
+"""
+
+import contextlib
+from dataclasses import replace
+
+import clip_making
+import decoder_making
+import pytest
+import test_autoencoding
+import test_control_task
+import test_decoding
+import test_imitation
+import test_joint
+import test_latent_task
+import torch
+from benchmarks.regression import loop_of
+from network_making import TEXT, UNET, VOCABULARY, make_generator, randomize
+from waiting import DEVICE, GPU, CountNumbers, CountTransfers, no_waiting, on_gpu, reads
+
+from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
+from diff_dalle.diffusion.augmentation import Degradation
+from diff_dalle.diffusion.log_snr_config import LogSnrConfig
+from diff_dalle.diffusion.resample import DenoisingConfig
+from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.models.adapters.adapted import Adapted
+from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.randomness import Draw
+from diff_dalle.tasks.decoding import DecodingTask
+from diff_dalle.tasks.denoising import DenoisingTask
+from diff_dalle.tasks.upsampling import UpsamplingTask
+from diff_dalle.training.optim import OptimConfig
+from diff_dalle.training.settings import TrainingConfig
+from diff_dalle.training.trainee import Trainee
+
+PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
+LOSS_AWARE = DenoisingConfig(schedule_sampler="loss-second-moment")
+ADVERSARIAL = {"adversarial_weight": 0.1, "adversarial_start": 0}
+
+
+def upsampler():
+    config = GeneratorConfig(replace(UNET, dropout=0.2), TEXT, LowResConfig(8))
+    network = randomize(Generator(config, VOCABULARY))
+    return UpsamplingTask(network, PROCESS, LOSS_AWARE, 2, Degradation(0.4, max_level=0.5))
+
+
+def decoder(i):
+    unet = decoder_making.TEXT_UNET if i == 1 else replace(decoder_making.UNET, self_cond=not i)
+    whole = decoder_making.make_decoder(3, unet)
+    return DecodingTask(decoder_making.make_network(whole, i), whole.stage(i))
+
+
+#: A task, and a batch.
+KINDS = {
+    "generator": (
+        lambda: DenoisingTask(make_generator(dropout=0.2), PROCESS, LOSS_AWARE),
+        test_control_task.make_batch,
+    ),
+    "upsampler": (upsampler, test_control_task.make_batch),
+    "classifier": (clip_making.make_task, lambda: clip_making.make_batch(range(8))),
+    "decoder, first": (lambda: decoder(0), lambda: test_decoding.make_batch(side=32)),
+    "decoder, texts": (lambda: decoder(1), lambda: test_decoding.make_batch(side=32, **test_decoding.texts())),
+    "decoder, last": (lambda: decoder(2), lambda: test_decoding.make_batch(side=32)),
+    "stage A": (test_autoencoding.make_task, test_autoencoding.make_batch),
+    "stage A, discriminator": (lambda: test_autoencoding.make_task(**ADVERSARIAL), test_autoencoding.make_batch),
+    "semantic encoder": (
+        lambda: test_autoencoding.make_semantic(0.1),
+        lambda: test_autoencoding.make_batch(size=(32, 32)),
+    ),
+    "stage B": (test_latent_task.stage_b, test_latent_task.make_batch),
+    "stage B, adaptive": (
+        lambda: test_latent_task.stage_b(LogSnrConfig(loss_weighting=("adaptive",))),
+        test_latent_task.make_batch,
+    ),
+    "stage C": (test_latent_task.stage_c, test_latent_task.make_batch),
+    "stage C, CLIP": (lambda: test_latent_task.stage_c(clip=True), lambda: test_latent_task.make_batch(length=4)),
+    "stage B, joint": (test_joint.make, test_latent_task.make_batch),
+    **{
+        f"ControlNet, {name}": (lambda name=name: test_control_task.make_task(name), test_control_task.make_batch)
+        for name in ("inpaint", "sr")  # canny asks whether edges still grow
+    },
+    "LoRA": (lambda: test_imitation.make_task("v"), test_imitation.make_batch),
+    "LoRA of latents": (lambda: test_imitation.make_task("latent"), test_imitation.make_batch),
+}
+
+
+def make(kind, device):
+    """A task in training on the device, and its batch."""
+    task, batch = (make() for make in KINDS[kind])
+    for network in (task.train(), *task.companions.values()):
+        network.to(device)
+    if isinstance(task.model, Adapted):
+        task.model.base.to(device)
+    return task, batch
+
+
+def make_loop(kind, microbatch=0, optimizer="adamw", precision="bf16"):
+    """A loop on ``DEVICE``, and the kind's batch."""
+    task, batch = make(kind, DEVICE)
+    world = World(SINGLE, DEVICE)
+    trainee = Trainee(task, OptimConfig(optimizer, ema_rate=(0.99,)), precision, world)
+    return loop_of(trainee, TrainingConfig(batch_size=len(batch), microbatch=microbatch), world), batch
+
+
+@contextlib.contextmanager
+def watched(batch):
+    if GPU:
+        with no_waiting():
+            yield
+    else:
+        with reads([batch.index]) as found:
+            yield
+        assert found == []
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in KINDS),
+        ("generator", {"microbatch": 2, "precision": "fp16"}),
+        ("classifier", {"microbatch": 2}),
+        ("stage C", {"optimizer": "muon"}),
+    ],
+)
+def test_an_update_never_waits(kind, options):
+    loop, batch = make_loop(kind, **options)
+    weights = [p for p in loop.trainees[0].task.parameters() if p.requires_grad]
+    for _ in range(2):  # the first makes tables, the optimizer's state and, with a GPU, kernels
+        loop.update(batch)
+    before = [p.detach().clone() for p in weights]
+    with watched(batch):
+        loop.update(batch)
+    assert any(not torch.equal(p, old) for p, old in zip(weights, before, strict=True))
+    assert loop.trainees[0].scalars()["skipped_steps"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_to_a_device_are_not_waited_for(kind):
+    """Forward and backward pass of each part on the meta device, and what they report; from the second time on."""
+    meta = torch.device("meta")
+    task, batch = make(kind, meta)
+    moved = batch.to(meta)
+
+    def step():
+        draw, found = Draw(0, batch.index, meta), {}
+        for part in task.parts:
+            found |= task.backward([(moved, draw)], lambda piece, draw, sync, part=part: task(piece, draw, part), 1.0)[
+                0
+            ]
+        if task.observed:
+            task.observe({name: found[name] for name in task.observed})
+
+    step()
+    with CountTransfers() as counting, CountNumbers() as made:
+        step()
+    assert counting.count and not counting.waiting and not made.count
