@@ -1,5 +1,5 @@
 """Make and inspect shards: ``shapes`` and ``emoji`` render small worlds, ``folder`` packs images, ``inspect`` describes
-shards, ``embeddings`` computes the embeddings of their samples."""
+shards, ``embeddings`` computes the embeddings of their samples, ``latents`` what stages B and C train on."""
 
 import help_without_torch  # noqa: F401
 

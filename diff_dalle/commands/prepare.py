@@ -1,5 +1,5 @@
 """The commands of ``prepare_data.py``: render the shapes and the emoji world, pack a folder of images, inspect shards,
-embed samples.
+embed samples, store the latents of a latent cascade.
 
 To add one: a config class, a function of it that returns lines to print, and a line in ``COMMANDS``.
 """
@@ -7,7 +7,7 @@ To add one: a config class, a function of it that returns lines to print, and a 
 from __future__ import annotations
 
 from .. import storage
-from ..config import option, quantity, section, settings
+from ..config import Fault, InputError, option, quantity, section, settings
 from ..data.accounting import REPORT, report_lines
 from ..data.inspection import InspectionConfig, inspect_shards
 from ..data.packing import PackingConfig, pack_folder
@@ -15,11 +15,14 @@ from ..distributed.cores import usable_cores
 from ..distributed.launch import DistributedConfig, launch
 from ..embeddings.computing import EmbeddingsConfig, compute_embeddings
 from ..images.output import png_bytes
+from ..recipes.cascade.stages import LatentRun
+from ..recipes.cascade.storing import LatentsConfig, compute_latents
 from ..worlds.contract import RenderedWorld
 from ..worlds.emoji.world import EmojiConfig, EmojiWorld
 from ..worlds.shapes.scenes import ShapesConfig
 from ..worlds.shapes.shards import ShapesWorld
 from .subcommands import Subcommand
+from .training_kinds import parse_cascade
 
 
 @settings
@@ -90,10 +93,20 @@ def embeddings(run: EmbeddingsRun) -> list[str]:
     return lines if world.is_main else []
 
 
+def latents(config: LatentsConfig) -> list[str]:
+    run = parse_cascade([config.run])
+    if not isinstance(run, LatentRun) or run.kind == "stage_c_controlnet":
+        raise InputError(Fault("run", f"is of the kind {run.kind}, but must be of a stage B or C, or a LoRA of one"))
+    with launch(run.distributed) as world:
+        lines = compute_latents(config, run, world)
+    return lines if world.is_main else []
+
+
 COMMANDS = {
     "shapes": Subcommand("Render the shapes world into shards.", ShapesRun, shapes),
     "emoji": Subcommand("Render the emoji of a font into shards.", EmojiRun, emoji),
     "folder": Subcommand("Pack a folder of captioned images into shards.", PackingConfig, folder),
     "inspect": Subcommand("Describe the content of shards.", InspectionConfig, inspect),
     "embeddings": Subcommand("Compute the embeddings of all samples of shards.", EmbeddingsRun, embeddings),
+    "latents": Subcommand("Compute what stages B and C train on in place of pixels.", LatentsConfig, latents),
 }

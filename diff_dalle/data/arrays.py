@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..images.decode import BrokenSample
+from ..config import InputError
+from ..images.decode import BrokenSample, Size
 
 MAX_HEADER = 1 << 14  # bytes that are read for a header: numpy itself refuses more than 10,000 characters
 MAX_DIMENSIONS = 32  # numpy's own limit
@@ -28,6 +30,52 @@ _ENTRIES = {
 
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The maps [channels, h, w] that a network makes of images of several sizes, and their rows in a file: h, w and the
+    elements, then zeros up to the width that the largest one needs.
+
+    stride: pixels per position, of the image scaled by ``scale``, whose sides are rounded down to multiples of it.
+    """
+
+    channels: int
+    stride: int
+    scale: float = 1.0
+
+    def size(self, image: Size) -> Size:
+        """h and w for an image of this size."""
+        height, width = (max(1, int(side * self.scale) // self.stride) for side in image)
+        return height, width
+
+    def pixels(self, image: Size) -> Size:
+        """The size of an image of this size after scaling."""
+        height, width = self.size(image)
+        return height * self.stride, width * self.stride
+
+    def width(self, images: Sequence[Size]) -> int:
+        """Elements of a row, for images of these sizes."""
+        return 2 + self.channels * max(math.prod(self.size(image)) for image in images)
+
+    def packed(self, maps: np.ndarray, width: int) -> np.ndarray:
+        """Maps [n, channels, h, w] → rows [n, width] of their type."""
+        rows = np.zeros((len(maps), width), maps.dtype)
+        rows[:, :2] = maps.shape[2:]
+        flat = maps.reshape(len(maps), -1)
+        rows[:, 2 : 2 + flat.shape[1]] = flat
+        return rows
+
+    def unpacked(self, row: np.ndarray, image: Size) -> np.ndarray:
+        """The map [channels, h, w] of an image of this size. InputError when the row holds that of another."""
+        size = self.size(image)
+        if tuple(row[:2].tolist()) != size:
+            raise InputError(
+                f"a sample has latents of {row[1]:g}×{row[0]:g} positions, but its image of {image[1]}×{image[0]} "
+                f"pixels would have {size[1]}×{size[0]}: its aspect ratio is another than when they were made; make "
+                "them again"
+            )
+        return row[2 : 2 + self.channels * math.prod(size)].reshape(self.channels, *size)
 
 
 class MissingEmbedding(BrokenSample):

@@ -117,6 +117,10 @@ class BucketOrder(SampleOrder):
         """(height, width) of the images in the global batch that contains ``position``."""
         return self._sizes[self._turn(position // self.global_batch)[0]]
 
+    def size_of(self, shard: int, member: int) -> Size:
+        """(height, width) of the image of a sample."""
+        return self._sizes[int(self._numbers[shard][member])]
+
     def samples_at(self, positions: Sequence[int] | np.ndarray) -> Places:
         batches, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.global_batch)
         shards, members = np.empty_like(batches), np.empty_like(batches)

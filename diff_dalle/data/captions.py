@@ -33,7 +33,7 @@ def _text(data: bytes, record: dict | None, chance: Chance | None) -> str:
 def _old_caption(data: bytes, record: dict | None, chance: Chance | None) -> object:
     """``caption``, or sometimes the ``og_caption`` in the json text under ``old_caption``, if there is one."""
     record = record or read_record(data)
-    if chance is not None and chance() < OLD_CAPTION_CHANCE and isinstance(record.get("old_caption"), str):
+    if chance is not None and isinstance(record.get("old_caption"), str) and chance() < OLD_CAPTION_CHANCE:
         with contextlib.suppress(BrokenSample):
             original = read_record(record["old_caption"].encode()).get("og_caption")
             if isinstance(original, str) and original.strip():
@@ -121,6 +121,19 @@ def read_caption(data: bytes, field: str, record: dict | None = None, chance: Ch
     if not isinstance(text, str):
         raise BrokenSample(f"its json has no text under {name or 'caption'!r}")
     return usable_caption(text)
+
+
+def is_drawn(data: bytes, field: str) -> bool:
+    """Whether the caption in a member's bytes is one of several, drawn anew each time the sample comes."""
+    draws: list[float] = []
+
+    def chance() -> float:
+        draws.append(0.0)
+        return draws[-1]
+
+    with contextlib.suppress(BrokenSample):
+        read_caption(data, field, chance=chance)
+    return bool(draws)
 
 
 def usable_caption(text: str) -> str:

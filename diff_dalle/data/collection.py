@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -109,6 +110,12 @@ class Collection:
     def __getstate__(self):
         return {**vars(self), "sizes": None}
 
+    def reading(self, required: Required) -> Collection:
+        """The same samples, of which other members are read, and no sidecars. required: with the same members."""
+        found = copy.copy(self)
+        found.required, found._sidecars = required, {}
+        return found
+
     def table(self, shard: int) -> Table:
         """A shard's table; read from the shard again when its file is missing or describes another state of it."""
         state, file = self.shards[shard], self.tables[shard]
@@ -140,7 +147,7 @@ class Collection:
 
     def in_place(self, shard: int) -> bool:
         """Whether samples are read by range requests, where concurrent reads are faster than consecutive ones."""
-        from_tar = bool(self.required.members) and self.files.in_place(self.shards[shard])
+        from_tar = bool(self.required.read) and self.files.in_place(self.shards[shard])
         return from_tar or any(sidecar.in_place(shard) for sidecar in self._sidecars.values())
 
     def rows(self, shard: int, index_width: int) -> np.ndarray:
@@ -153,11 +160,11 @@ class Collection:
     def fetch(self, shard: int, member: int, kinds: Iterable[str] | None = None, sidecars: bool = False) -> Raw:
         """Find and read a usable sample. Raises InputError when its shard has changed.
 
-        kinds: members to read, None = all of them, and embeddings from sidecars, which ``sidecars`` asks for too.
+        kinds: members to read, None = all that are read, and embeddings from sidecars, which ``sidecars`` asks for too.
         """
         try:
             spans = self.members(shard).spans
-            wanted = self.required.members if kinds is None else kinds
+            wanted = self.required.read if kinds is None else kinds
             members = self._read_members(shard, {kind: spans[kind][member] for kind in wanted})
             embeddings = {
                 each: files.read(shard, int(self.rows(shard, each.index_width)[member]))

@@ -30,7 +30,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, paths: Iterable[str], sizes: Iterable[int], samples: Iterable[int]) -> Fingerprint:
-        return cls(tuple(zip(map(_name, paths), map(int, sizes), map(int, samples), strict=True)))
+        return cls(tuple(zip(map(shard_name, paths), map(int, sizes), map(int, samples), strict=True)))
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint:
@@ -56,7 +56,8 @@ class Fingerprint:
         return f"{quantity(len(self.rows), 'shard')} with {quantity(samples, 'sample')}"
 
 
-def _name(path: str) -> str:
+def shard_name(path: str) -> str:
+    """By which a shard is known wherever it is."""
     return redact(path) if storage.scheme(path) == "pipe" else storage.split(path)[1]
 
 

@@ -82,7 +82,7 @@ class Findings:
 def look(found: Collection, spec: SampleSpec, caption_field: str) -> Findings:
     """Look at the captions and embeddings of some samples, which ``spec`` asks for."""
     findings, kind = Findings(found.samples), caption_kind(caption_field)
-    members = {kind} if spec.captions else set()
+    members = {kind} if spec.read_captions else set()
     members |= {each.source.lower() for each in spec.embeddings if isinstance(each.source, str)}
     if not members and not spec.embeddings:
         return findings
@@ -98,7 +98,7 @@ def look(found: Collection, spec: SampleSpec, caption_field: str) -> Findings:
         findings.looked += 1
         try:
             _look_at_embeddings(raw, spec)
-            if spec.captions:
+            if spec.read_captions:
                 _look_at_caption(raw, kind, caption_field, findings)
         except MissingEmbedding as reason:
             findings.missing[str(reason)] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import logging
 import math
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Conditioning
+from ..batch import Batch, Conditioning, moved
 from ..config import Fault, InputError, named, quantity
 from ..distributed.world import ALONE, World
 from ..images.decode import require_simplejpeg
@@ -33,7 +34,7 @@ from .settings import DataConfig
 from .shards import ShardFiles
 from .sources import DATA_DIR
 from .spec import SampleSpec
-from .workers import Workers, prepared
+from .workers import Workers, prepared, worker_count
 
 CHUNK = 32  # samples that a worker prepares at a time: all workers share a large batch
 MANY = 8 * CHUNK  # samples at once that are worth starting workers for
@@ -94,6 +95,7 @@ class Loader:
         self.config, self.spec, self.batch_size = config, spec, batch_size
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
+        self.workers = worker_count(config.num_workers, self.device, world.node_of.count(world.node))
         sources = config.data_dir if sources is None else sources
         files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards, config.index_cache)
         self.streams = config.streams or streams_for(1)
@@ -168,7 +170,7 @@ class Loader:
 
     def batch_at(self, positions: Sequence[int]) -> Batch:
         """The samples at any positions, with buckets of one size. Many are prepared by workers."""
-        if self.config.num_workers and len(positions) > MANY:
+        if self.workers and len(positions) > MANY:
             (batch,) = self._prepared([positions], lambda: False)
             return batch
         return self._batch([self.dataset.chunk(list(positions))])
@@ -180,6 +182,14 @@ class Loader:
     def first_captions(self, count: int) -> list[str]:
         """The captions of ``first``, as texts; "" each when the spec asks for none."""
         return list(self.dataset.chunk(self._first(count)).captions)
+
+    def reading_whole(self) -> Loader:
+        """The same samples in the same order, read as ``SampleSpec.whole`` says."""
+        found = copy.copy(self)
+        found.spec = self.spec.whole
+        found.collection = self.collection.reading(found.spec.required(self.config.caption_field))
+        found.dataset = Samples(found.collection, self.order, replace(self.dataset.recipe, spec=found.spec))
+        return found
 
     def _first(self, count: int) -> Sequence[int]:
         if not isinstance(self.order, BucketOrder):
@@ -200,7 +210,7 @@ class Loader:
 
         prefetch = config.prefetch * -(-self.batch_size // CHUNK)
         pin = self.device.type == "cuda"
-        workers = Workers(config.num_workers, prefetch, config.worker_start, config.data_timeout, pin)
+        workers = Workers(self.workers, prefetch, config.worker_start, config.data_timeout, pin)
         with contextlib.closing(prepared(self.dataset, chunks(), workers, should_stop)) as source:
             for first in source:
                 rest = sizes.popleft() - 1
@@ -230,7 +240,7 @@ class Loader:
             self._count(part)
         index = _joined([part.index for part in parts])
         pixels = self._moved([part.images for part in parts])
-        cond = {name: self._moved([part.cond[name] for part in parts]) for name in parts[0].cond}
+        cond = moved({name: _joined([part.cond[name] for part in parts]) for name in parts[0].cond}, self.device)
         if "control" in cond:
             cond["control"] = cond["control"].permute(0, 3, 1, 2).float() / 255
         return Batch(from_uint8(pixels), Conditioning.of(cond), index)

@@ -175,7 +175,8 @@ class Samples(Dataset[Chunk]):
     def chunk(self, positions: Sequence[int]) -> Chunk:
         """The samples at ``positions``. Raises InputError when a sample cannot be used and none can replace it."""
         image = self._image_spec(positions)
-        images = np.empty((len(positions), *(image.shape if image else NO_PIXELS.shape)), dtype=np.uint8)
+        shape = image.shape if image and image.read else NO_PIXELS.shape
+        images = np.empty((len(positions), *shape), dtype=np.uint8)
         samples, lost = [], _Lost()
         draws, places = self._draws(positions), self._places(*self.order.samples_at(positions))
         for i, raw in enumerate(self._read_all(places)):
@@ -204,11 +205,23 @@ class Samples(Dataset[Chunk]):
             raise ValueError(f"samples of different buckets cannot form a batch: their sizes are {sorted(sizes)}")
         return replace(image, size=sizes.pop())
 
+    def size_of(self, shard: int, member: int) -> Size:
+        """(height, width) of the image of a usable sample."""
+        assert self.recipe.spec.image is not None
+        return self.order.size_of(shard, member) if isinstance(self.order, BucketOrder) else self.recipe.spec.image.size
+
+    def unaugmented(self, shard: int, member: int, raw: Raw) -> tuple[np.ndarray, str]:
+        """Pixels [H, W, C] uint8 and caption of a usable sample, as ``fetch`` has read it, of a recipe without anything
+        random. Raises BrokenSample when it cannot be used."""
+        assert self.recipe.spec.image is not None
+        sample = self._decode(raw, replace(self.recipe.spec.image, size=self.size_of(shard, member)), [], 0)
+        return sample.pixels, sample.caption
+
     def _conditions(self, samples: Sequence[_Sample]) -> dict[str, Tensor]:
         spec = self.recipe.spec
         cond: dict[str, Tensor] = {}
         captions = [sample.caption for sample in samples]
-        for caption in spec.captions:
+        for caption in spec.read_captions:
             cond |= zip(caption.fields, caption.tokenize(captions, caption.length), strict=True)
         cond |= {
             name: torch.from_numpy(np.stack([each.values[name] for each in samples])) for name in samples[0].values
@@ -302,19 +315,20 @@ class Samples(Dataset[Chunk]):
         if spec.filters and record is None:
             record = self._accepted(raw)
         caption = ""
-        if spec.captions:
+        if spec.read_captions:
             chance = self._draw(position, "old caption") if recipe.augment else None
             caption = read_caption(raw.members[self.caption_kind], recipe.config.caption_field, record, chance)
         values: dict[str, np.ndarray | np.int64] = {}
         if spec.num_classes:
             values["labels"] = _read_label(raw.members["cls"], spec.num_classes)
         for each in spec.embeddings:
-            values[each.fields[0]] = (
+            found = (
                 read_embedding(each.source.lower(), raw.members[each.source.lower()], each.shape)
                 if isinstance(each.source, str)
                 else raw.embeddings[each.source]
             )
-        pixels = self._pixels(raw.members[IMAGE], image, draws, position) if image else NO_PIXELS
+            values[each.fields[0]] = each.grid.unpacked(found, image.size) if each.grid and image else found
+        pixels = self._pixels(raw.members[IMAGE], image, draws, position) if image and image.read else NO_PIXELS
         if image and spec.control:
             like, control = replace(image, channels=spec.control.channels), raw.members[spec.control.member.lower()]
             values["control"] = self._pixels(control, like, draws, position)

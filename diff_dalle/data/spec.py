@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from ..config import InputError
 from ..images.decode import BrokenSample, Size
 from ..images.transforms import Window
-from .arrays import KINDS, Shape
+from .arrays import KINDS, Grid, Shape
 from .captions import caption_kind
 from .filters import Filter
 from .shard_table import IMAGE
@@ -40,11 +40,13 @@ class ImageSpec:
               of its bucket instead.
     channels: 3 = RGB, 1 = gray.
     window:   a random square crop of the image of that size; None = all of it.
+    read:     False = a sample must have it, and it has this size, but it is neither read nor decoded.
     """
 
     size: Size
     channels: int = 3
     window: Window | None = None
+    read: bool = True
 
     def __post_init__(self):
         if len(self.size) != 2 or min(self.size) < 1:
@@ -82,11 +84,13 @@ class CaptionSpec:
     length:   tokens that a caption is truncated and padded to.
     name:     "" fills ``Conditioning.tokens`` and ``.mask``; NAME fills ``Conditioning.extra["NAME_tokens"]`` and
               ``["NAME_mask"]``.
+    read:     False = a sample must have it, but it is not read and fills nothing.
     """
 
     tokenize: Tokenize
     length: int
     name: str = ""
+    read: bool = True
 
     @property
     def fields(self) -> tuple[str, str]:
@@ -105,12 +109,17 @@ class EmbeddingSpec:
     length: above 0, it is not one vector [width] but the states of a text's tokens, [any number, width], cut and padded
             with zeros to this length. They fill ``Conditioning.text_states`` and ``.mask``, or
             ``Conditioning.extra["NAME_states"]`` and ``["NAME_mask"]``.
+    grid:   it is a map [channels, h, w] of the sample's image, in rows of this width as ``Grid`` packs them. It fills
+            ``Conditioning.extra["NAME_map"]``.
+    stored: it was made of the sample's image or caption, and stands for that in training; see ``SampleSpec.whole``.
     """
 
     width: int
     source: str | Sidecar
     name: str = ""
     length: int = 0
+    grid: Grid | None = None
+    stored: bool = False
 
     def __post_init__(self):
         if self.width < 1 or self.length < 0:
@@ -131,7 +140,9 @@ class EmbeddingSpec:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What it fills, in the names of ``Conditioning.present``: the embedding, or states and mask."""
+        """What it fills, in the names of ``Conditioning.present``: the embedding, the map, or states and mask."""
+        if self.grid:
+            return (f"extra.{self.name}_map",)
         if self.length:
             return (f"extra.{self.name}_states", f"extra.{self.name}_mask") if self.name else ("text_states", "mask")
         return (f"extra.{self.name}_embedding" if self.name else "image_embedding",)
@@ -174,12 +185,19 @@ class Required:
     sidecars: embeddings from files beside the shards, with their shapes.
     filters:  that must accept a sample's json.
     sizes:    whether the sizes of the images are to be found out.
+    unread:   those of ``members`` that a sample must have, but that are not read.
     """
 
     members: Mapping[str, str]
     sidecars: Mapping[Sidecar, Shape] = field(default_factory=dict)
     filters: tuple[Filter, ...] = ()
     sizes: bool = False
+    unread: frozenset[str] = frozenset()
+
+    @property
+    def read(self) -> list[str]:
+        """The kinds of members that are read."""
+        return [kind for kind in self.members if kind not in self.unread]
 
     @property
     def needs_survey(self) -> bool:
@@ -203,9 +221,9 @@ class SampleSpec:
     control: ControlSpec | None = None
 
     def __post_init__(self):
-        if self.control and not self.image:
+        if self.control and not (self.image and self.image.read):
             raise InputError("a control belongs to an image, but the spec asks for none")
-        filled = [name for caption in self.captions for name in caption.fields]
+        filled = [name for caption in self.read_captions for name in caption.fields]
         filled += [name for embedding in self.embeddings for name in embedding.fields]
         if not (self.image or filled or self.num_classes):
             raise InputError("a sample must hold something: an image, a caption, a class or an embedding")
@@ -218,6 +236,20 @@ class SampleSpec:
             raise InputError("the embeddings of one Sidecar have one width and length, but the spec gives two")
 
     @property
+    def read_captions(self) -> tuple[CaptionSpec, ...]:
+        return tuple(each for each in self.captions if each.read)
+
+    @property
+    def whole(self) -> SampleSpec:
+        """The same with the image and the captions in place of what was made of them and ``stored``."""
+        return replace(
+            self,
+            image=self.image and replace(self.image, read=True),
+            captions=tuple(replace(each, read=True) for each in self.captions),
+            embeddings=tuple(each for each in self.embeddings if not each.stored),
+        )
+
+    @property
     def sidecars(self) -> dict[Sidecar, Shape]:
         """The embeddings from files beside the shards, with their shapes."""
         return {each.source: each.shape for each in self.embeddings if isinstance(each.source, Sidecar)}
@@ -225,8 +257,10 @@ class SampleSpec:
     def required(self, caption_field: str) -> Required:
         """What this reads. caption_field: as in ``DataConfig``."""
         members = {IMAGE: "images"} if self.image else {}
+        unread = {IMAGE} if self.image and not self.image.read else set()
         if self.captions:
-            members[caption_kind(caption_field)] = "captions"
+            members[kind := caption_kind(caption_field)] = "captions"
+            unread |= set() if self.read_captions else {kind}
         if self.num_classes:
             members["cls"] = "labels"
         members |= {each.source.lower(): "embeddings" for each in self.embeddings if isinstance(each.source, str)}
@@ -234,4 +268,5 @@ class SampleSpec:
             members[self.control.member.lower()] = "controls"
         if self.filters:
             members.setdefault("json", "json records")
-        return Required(members, self.sidecars)
+            unread.discard("json")
+        return Required(members, self.sidecars, unread=frozenset(unread))

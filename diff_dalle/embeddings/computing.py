@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tqdm import tqdm
 
 from .. import storage
-from ..config import Fault, InputError, named, quantity
+from ..config import Fault, InputError, quantity
 from ..distributed.world import World
 from .clip import load_clip
 from .material import EmbeddingsConfig, Images, Material, Texts
@@ -34,17 +34,20 @@ def compute_embeddings(config: EmbeddingsConfig, world: World) -> list[str]:
         rule = f"has text_states, but the text tower of {clip.name} has none to give: leave it out"
         raise InputError(Fault("what", rule))
     texts = tuple(kind for kind in config.what if kind != "image")
-    lines = _made(Images(config, clip, ("image",), world), world) if "image" in config.what else []
-    return lines + (_made(Texts(config, clip, texts, world), world) if texts else [])
+    lines = make_embeddings(Images(config, clip, ("image",), world), world) if "image" in config.what else []
+    return lines + (make_embeddings(Texts(config, clip, texts, world), world) if texts else [])
 
 
-def _made(material: Material, world: World) -> list[str]:
-    """Make the embeddings of a material. Returns lines about what was made."""
+def make_embeddings(material: Material, world: World) -> list[str]:
+    """Make the embeddings of a material, as ``compute_embeddings`` says. Returns lines about what was made."""
     if world.is_main:
-        for kind in material.kinds:
+        for kind in material.records:
             _claim(material, kind)
     world.barrier()
     collection = material.collection
+    sizes = {kind: sum(collection.totals) * record.row_bytes / 1e6 for kind, record in material.records.items()}
+    each = ", ".join(f"{kind} {size:,.1f}" for kind, size in sizes.items())
+    world.print(f"Disk: about {sum(sizes.values()):,.1f} MB in {material.form.out_dir} ({each}).")
     works = [ShardWork(material, shard) for shard in range(len(collection.shards))[world.rank :: world.size]]
     # Batch by batch in step with the other processes: one that has done its own would wait for them in a single
     # collective for longer than ``timeout``.
@@ -68,7 +71,7 @@ def _named(work: ShardWork, member: int) -> tuple[str, str]:
 def _claim(material: Material, kind: str) -> None:
     """Write the record of a folder that is empty, or holds embeddings made in the same way."""
     folder, record = material.folder(kind), material.records[kind]
-    another = f"choose another {named('out_dir')}"
+    another = f"choose another {material.place}"
     there = folder_record(folder)
     if there is None:
         if storage.exists(folder) and any(path.endswith(".npy") for path in storage.list_files(folder)):
@@ -82,7 +85,7 @@ def _claim(material: Material, kind: str) -> None:
 def _steps(material: Material, works: Sequence[ShardWork], world: World) -> Iterator[bool]:
     total = sum(int(material.collection.counts[work.shard]) for work in works)
     of = f" (process 1 of {world.size})" if world.size > 1 else ""
-    title = f"embedding {' and '.join(material.kinds)}{of}"
+    title = f"embedding {' and '.join(material.records)}{of}"
     with tqdm(total=total, desc=title, unit="sample", disable=not world.is_main or None) as bar:
         for work in works:
             for done in work.steps():

@@ -1,10 +1,12 @@
-"""What embeddings are made of: the settings, and images or captions of shards as a CLIP encodes them."""
+"""What embeddings are made of: samples of shards as frozen networks encode them, of which here the settings, images and
+captions of the embeddings of a CLIP."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ import torch
 from .. import storage
 from ..config import Fault, faults_of, named, option, redact, settings
 from ..data.captions import caption_kind, caption_option, read_caption
-from ..data.collection import collect
+from ..data.collection import Collection, Raw, collect
+from ..data.fingerprint import shard_name
 from ..data.settings import DataConfig
 from ..data.shard_table import IMAGE
 from ..data.shards import ShardFiles
@@ -26,7 +29,7 @@ from ..images.transforms import center_crop
 from ..models.precision_names import PRECISIONS
 from .clip import CLIPS
 from .contract import Clip
-from .sources import NAMES, Record
+from .sources import NAMES, OF_CLIPS, Record
 
 
 @settings
@@ -45,7 +48,7 @@ class EmbeddingsConfig:
         ("image",),
         "kinds of embeddings: image and text, of unit norm, and text_states, those of a text's tokens, which condition "
         "decoders",
-        choices=NAMES,
+        choices=OF_CLIPS,
     )
     caption_field: str = caption_option()
     name_by: str = option(
@@ -90,44 +93,98 @@ class Encoders:
         torch.set_num_threads(1)  # of the thread that calls it
 
 
-class Material(ABC):
-    """The samples of shards from whose members some kinds of embeddings are made.
+@dataclass(frozen=True)
+class Form:
+    """How the files of embeddings are made.
 
-    kinds:     of the embeddings. records: of their folders, and paths: of the file of each shard, by kind.
-    member:    the kind of member that is read.
-    purpose, one: what that holds, for messages.
-    made_from: the same, for the records.
+    out_dir: the folder in which each kind gets one of its own. batch_size: samples that are encoded at once. dtype,
+    index_width: as in ``Record``.
+    """
+
+    out_dir: str
+    dtype: str
+    batch_size: int
+    index_width: int = 0
+
+
+class Material(ABC):
+    """The samples of shards of which some kinds of embeddings are made.
+
+    records:   of their folders, by kind. paths: of the file of each shard, by kind.
+    precision: of the encoders.
+    one:       what a sample must have, for messages.
+    place:     the setting of ``form.out_dir``.
+    apart:     what to change where two shards would share a file; finer: where a value is not finite.
+    """
+
+    one: str
+    place: str
+    apart: str
+    finer: str
+
+    def __init__(
+        self, form: Form, collection: Collection, records: Mapping[str, Record], precision: str, device: torch.device
+    ):
+        self.form, self.collection, self.precision = form, collection, precision
+        shards = {shard_name(shard.path): shard.size for shard in collection.shards}
+        self.records = {kind: replace(record, shards=shards) for kind, record in records.items()}
+        self.encoders = Encoders(device)
+        self.paths = {kind: self._paths(kind) for kind in records}
+
+    @abstractmethod
+    def read(self, shard: int, member: int, raw: Raw) -> Any:
+        """From a usable sample to what is encoded. Raises BrokenSample."""
+
+    @abstractmethod
+    def encode(self, parts: Sequence) -> Mapping[str, np.ndarray]:
+        """A list of what ``read`` returns, not empty → embeddings of each kind, floating-point."""
+
+    def ordered(self, shard: int, members: list[int]) -> list[int]:
+        """The samples of a shard in the order in which they form batches."""
+        return members
+
+    def folder(self, kind: str) -> str:
+        return storage.join(self.form.out_dir, NAMES[kind])
+
+    def _paths(self, kind: str) -> list[str]:
+        sidecar = Sidecar(storage.join(self.folder(kind), self.records[kind].pattern))
+        return list(sidecar.paths([shard.path for shard in self.collection.shards], self.apart).values())
+
+
+class ClipMaterial(Material):
+    """Members of the shards that a CLIP encodes.
+
+    purpose:   what they hold, for messages. made_from: the same, for the records.
     """
 
     purpose: str
-    one: str
+    place = named("out_dir")
+    finer = f"set {named('precision')} fp32, or {named('dtype')} float32"
+    apart = f"set {named('name_by')} name, or give each folder of shards an {named('out_dir')} of its own"
 
     def __init__(self, config: EmbeddingsConfig, clip: Clip, kinds: Sequence[str], world: World):
-        self.config, self.clip, self.kinds = config, clip, kinds
-        self.encoders = Encoders(world.device)
+        self.config, self.clip = config, clip
         files = ShardFiles(index_cache=config.index_cache)
-        self.collection = collect(config.data_dir, Required({self.member: self.purpose}), files, world=world)
-        self.records = {kind: self._record(kind) for kind in kinds}
-        self.paths = {kind: self._paths(kind) for kind in kinds}
+        collection = collect(config.data_dir, Required({self.member: self.purpose}), files, world=world)
+        form = Form(config.out_dir, config.dtype, config.batch_size, config.index_width)
+        records = {kind: self._record(kind) for kind in kinds}
+        super().__init__(form, collection, records, clip.precision, world.device)
 
     @property
     @abstractmethod
-    def member(self) -> str: ...
+    def member(self) -> str:
+        """The kind of the members."""
 
     @property
     @abstractmethod
     def made_from(self) -> str: ...
 
     @abstractmethod
-    def read(self, data: bytes) -> Any:
-        """From a member to what is encoded. Raises BrokenSample."""
+    def part(self, data: bytes) -> Any:
+        """``read``, of the member."""
 
-    @abstractmethod
-    def encode(self, parts: Sequence) -> Mapping[str, np.ndarray]:
-        """A list of what ``read`` returns, not empty → embeddings of each kind, float32."""
-
-    def folder(self, kind: str) -> str:
-        return storage.join(self.config.out_dir, NAMES[kind])
+    def read(self, shard: int, member: int, raw: Raw) -> Any:
+        return self.part(raw.members[self.member])
 
     def _record(self, kind: str) -> Record:
         config, clip = self.config, self.clip
@@ -144,13 +201,8 @@ class Material(ABC):
             missing={},
         )
 
-    def _paths(self, kind: str) -> list[str]:
-        sidecar = Sidecar(storage.join(self.folder(kind), self.records[kind].pattern))
-        remedy = f"set {named('name_by')} name, or give each folder of shards an {named('out_dir')} of its own"
-        return list(sidecar.paths([shard.path for shard in self.collection.shards], remedy).values())
 
-
-class Images(Material):
+class Images(ClipMaterial):
     member = IMAGE
     purpose, one = "images", "an image"
 
@@ -159,7 +211,7 @@ class Images(Material):
         size = self.clip.image_size
         return f"images, the shorter side resized to {size} pixels, center crop of {size} × {size}"
 
-    def read(self, data: bytes) -> np.ndarray:
+    def part(self, data: bytes) -> np.ndarray:
         size = (self.clip.image_size,) * 2
         return center_crop(*decode_image(data, self.config.max_pixels, size), size)
 
@@ -167,7 +219,7 @@ class Images(Material):
         return {"image": self.clip.encode_images(from_uint8(np.stack(parts))).cpu().numpy()}
 
 
-class Texts(Material):
+class Texts(ClipMaterial):
     purpose, one = "captions", "a caption"
 
     @property
@@ -176,12 +228,17 @@ class Texts(Material):
 
     @property
     def made_from(self) -> str:
-        return f"captions ({self.config.caption_field})"
+        return captions_of(self.config.caption_field)
 
-    def read(self, data: bytes) -> str:
+    def part(self, data: bytes) -> str:
         return read_caption(data, self.config.caption_field)
 
     def encode(self, parts: Sequence) -> Mapping[str, np.ndarray]:
         embedding, states, _ = self.clip.encode_text(parts)
         found = {"text": embedding, "text_states": states}
-        return {kind: found[kind].cpu().numpy() for kind in self.kinds}
+        return {kind: found[kind].cpu().numpy() for kind in self.records}
+
+
+def captions_of(field: str) -> str:
+    """What texts are made from, for records. field: as in ``DataConfig``."""
+    return f"captions ({field})"

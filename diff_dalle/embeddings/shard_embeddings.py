@@ -31,7 +31,7 @@ class ShardWork:
 
     def __init__(self, material: Material, shard: int):
         self.material, self.collection, self.shard = material, material.collection, shard
-        self.index_width, self.dtype = material.config.index_width, material.config.dtype
+        self.index_width, self.dtype = material.form.index_width, material.form.dtype
         self.paths = {kind: paths[shard] for kind, paths in material.paths.items()}
         self.missing: dict[int, str] = {}
 
@@ -72,7 +72,7 @@ class ShardWork:
         if (yield from self._finished(rows, count)):
             return
         arrays = {what: np.zeros((count, *record.shape), self.dtype) for what, record in self.material.records.items()}
-        members = np.flatnonzero(rows >= 0).tolist()
+        members = self.material.ordered(self.shard, np.flatnonzero(rows >= 0).tolist())
         for found, missing, embeddings in self._embeddings(members):
             self.missing |= missing
             for what, values in embeddings.items():
@@ -109,9 +109,8 @@ class ShardWork:
             bad = ~np.isfinite(embeddings[what].reshape(len(values), -1)).all(1)
             if bad.any():
                 raise InputError(
-                    f"the CLIP's {what} embedding of {self.collection.describe(self.shard, found[int(bad.argmax())])} "
-                    f"has values that are not finite in {self.dtype}: set {named('precision')} fp32, or "
-                    f"{named('dtype')} float32"
+                    f"the {what} embedding of {self.collection.describe(self.shard, found[int(bad.argmax())])} "
+                    f"has values that are not finite in {self.dtype}: {self.material.finer}"
                 )
         return found, missing, embeddings
 
@@ -132,7 +131,7 @@ class ShardWork:
                 return False
             missing |= {member: str(part) for member, part in batch.items()}
             yield 0
-        tolerance = TOLERANCE[self.material.clip.precision]
+        tolerance = TOLERANCE[self.material.precision]
         members = np.flatnonzero(present).tolist()
         probes = sorted({*members[:1], *members[-1:]})
         for found, broken, embeddings in self._embeddings(probes):
@@ -148,7 +147,7 @@ class ShardWork:
     def _batches(self, members: Sequence[int]) -> Iterator[dict[int, object]]:
         """Samples in batches, in order; those that cannot be used as the BrokenSample that says why."""
         waiting: deque[dict[int, Future]] = deque()
-        batch_size = self.material.config.batch_size
+        batch_size = self.material.form.batch_size
         starts = range(0, len(members), batch_size)
         pool = ThreadPoolExecutor(THREADS)
         try:
@@ -169,7 +168,7 @@ class ShardWork:
             raise storage.UnavailableError(str(raw.problem))
         try:
             raw.check()
-            return self.material.read(raw.members[self.material.member])
+            return self.material.read(self.shard, member, raw)
         except BrokenSample as reason:
             return reason
 

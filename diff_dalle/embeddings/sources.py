@@ -4,23 +4,28 @@ folder of embeddings says about itself: ``embeddings.json``, beside the files.""
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
+
+import numpy as np
 
 from .. import storage
 from ..config import Fault, InputError, named
 from ..data.arrays import KINDS, Shape
+from ..data.fingerprint import shard_name
 from ..data.sidecars import Sidecar
 from ..data.spec import EmbeddingSpec
 
 FILE = "embeddings.json"
 FORMAT = 1
-MAX_BYTES = 1 << 22
+MAX_BYTES = 1 << 26  # of a record, which names every shard
 # What is embedded, and how the folder of its files and each of them is called: clip-retrieval's names where it has any.
-NAMES = {"image": "img_emb", "text": "text_emb", "text_states": "text_states"}
+OF_CLIPS = {"image": "img_emb", "text": "text_emb", "text_states": "text_states"}
+NAMES = {**OF_CLIPS, "stage_a": "stage_a", "semantic": "semantic"}  # maps: the latents of autoencoders
 HOW = "python scripts/prepare_data.py embeddings"
 _NUMBERED = re.compile(r"(.*?)(\d+)\.npy")
 
@@ -29,14 +34,15 @@ _NUMBERED = re.compile(r"(.*?)(\d+)\.npy")
 class Record:
     """How a folder's embeddings were made.
 
-    what:        image, text or text_states.
-    clip:        the name of the CLIP, for people. identity: see ``Clip``.
-    shape:       of one embedding.
+    what:        a key of ``NAMES``.
+    clip:        the name of the CLIP or autoencoder, for people. identity: of its weights and arithmetic.
+    shape:       of one embedding; of maps, the width of their rows (``Grid``).
     dtype:       of the files.
     pattern, index_width: as in ``Sidecar``; the pattern without the folder.
     made_from:   what of a sample was embedded, for people.
     counts:      shards, samples, embeddings and missing ones; empty until all are made.
     missing:     samples without an embedding, the first ones, as "shard : key", each with the reason.
+    shards:      sizes in bytes of the shards, by their names; empty = not recorded.
     """
 
     what: str
@@ -50,16 +56,26 @@ class Record:
     counts: Mapping[str, int]
     missing: Mapping[str, str]
     format: int = FORMAT
+    shards: Mapping[str, int] = field(default_factory=dict)
 
     def difference(self, other: Record) -> str:
         """The first setting in which another record differs, as "SETTING is X there and Y here", or ""."""
-        for field in fields(self):
-            there, here = getattr(self, field.name), getattr(other, field.name)
-            if field.name not in ("clip", "counts", "missing") and there != here:
-                if field.name == "identity":
+        for each in fields(self):
+            there, here = getattr(self, each.name), getattr(other, each.name)
+            if each.name not in ("clip", "counts", "missing", "shards") and there != here:
+                if each.name == "identity":
                     there, here = f"{self.clip} ({there})", f"{other.clip} ({here})"
-                return f"{field.name} is {there} there and {here} here"
+                return f"{each.name} is {there} there and {here} here"
         return ""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one embedding in a file."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def others_of(self, shards: Iterable[tuple[str, int]]) -> list[str]:
+        """Those of some shards, paths with sizes in bytes, that it does not know."""
+        return [path for path, size in shards if self.shards.get(shard_name(path)) != size]
 
     def write(self, folder: str, counts: Mapping[str, int], missing: Mapping[str, str]) -> None:
         """Write it into a folder, with these counts."""
@@ -85,7 +101,7 @@ def folder_record(folder: str) -> Record | None:
 
 def _parsed(found: Mapping[str, Any]) -> Record:
     """Raises ValueError or TypeError unless every field has its type."""
-    shape, counts = found.get("shape"), found.get("counts")
+    shape, counts, shards = found.get("shape"), found.get("counts"), found.get("shards", {})
     if not isinstance(shape, list) or not isinstance(counts, dict) or not isinstance(found.get("missing"), dict):
         raise ValueError
     record = Record(**found)
@@ -96,6 +112,7 @@ def _parsed(found: Mapping[str, Any]) -> Record:
         or not 1 <= len(shape) <= 2
         or {"/", "\\"} & set(record.pattern)
         or not all(type(number) is int and number >= 0 for number in (*shape, record.index_width, *counts.values()))
+        or not (isinstance(shards, dict) and all(type(size) is int for size in shards.values()))
     ):
         raise ValueError
     return replace(record, shape=tuple(shape))

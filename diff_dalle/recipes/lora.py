@@ -214,7 +214,6 @@ def _open(opening, recipe: Recipe, world: World, _: Tokenizer | None) -> Session
         if lora.prior_target == "base":
             half = recipe.training.batch_size // 2 * world.size
             found.imitation = Imitation(found.model, half)  # type: ignore[assignment,arg-type]
-            found.captured = False  # its targets come from outside of the graph
         return found
 
     def exports(trainee: Trainee, files: FilesWithWeights) -> Exports:
@@ -355,6 +354,16 @@ class CascadeLora(LoraSettings):
 
     base_setting: ClassVar[str] = "generator_checkpoint_path"
     renamed: ClassVar[Mapping[str, str]] = {**RENAMED, "init_checkpoint": "lora_checkpoint_path"}
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        if self.prior_data_dir and cast(Any, self).latents_path:
+            other = named("latents_path")
+            yield Fault("prior_data_dir", f"and {other} exclude each other: leave one of them out")
+
+    @property
+    def trains_text(self) -> bool:
+        return bool(self.train_tokens)
 
     @classmethod
     def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ..distributed.parallel import build_shared
 from ..distributed.sharding import Parts, build_sharded, shard
 from ..distributed.world import World
 from ..embeddings.contract import Clip
-from ..models.compiling import compile_training
+from ..models.compiling import compile_training, is_compiled
 from ..models.layers import to_channels_last
 from ..models.precision import DTYPES, training_precision
 from ..models.units import parts_of
@@ -178,9 +178,13 @@ class Session:
             return build_sharded(partial(self._initial, name), self._parts, world, training.sharding)
         else:
             model = to_channels_last(build_shared(partial(self._initial, name), world))
-        if training.compile:
-            compile_training(model)
-        return model
+        return self._compiled(model)
+
+    def _compiled(self, network: nn.Module) -> nn.Module:
+        """The network, whose blocks are compiled in training where the run says so."""
+        if is_compiled(self.recipe.training.compile, self.world.device):
+            compile_training(network, dynamic=None if self.recipe.data.aspect.multi_aspect_ratio else False)
+        return network
 
     def _initial(self, name: str) -> nn.Module:
         torch.manual_seed(self.recipe.training.seed)
@@ -192,12 +196,13 @@ class Session:
             self.start(network)
         return network
 
-    def shard_frozen(self, network: nn.Module) -> nn.Module:
-        """A network that is not trained, equal on all ranks: divided among them in place if weights are sharded."""
+    def ready_frozen(self, network: nn.Module) -> nn.Module:
+        """A network that is not trained but passes gradients on, equal on all ranks: divided among them in place if
+        weights are sharded, and compiled as the trained one."""
         if self._is_sharded:
             network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # missing in torch's stubs
             shard(network, self._parts(network), self.world, self.recipe.training.sharding)
-        return network
+        return self._compiled(network)
 
     @property
     def _is_sharded(self) -> bool:
@@ -226,7 +231,8 @@ class Session:
         """Samples of ``recipe.data``; options: of ``Loader``, in place of the run's."""
         world = self.world
         share = {"batch_size": self.recipe.training.batch_size, "rank": world.slot, "world_size": world.size}
-        return Loader(self.recipe.data, self.spec, device=world.device, world=world, **{**share, **options})
+        own = {"spec": self.spec, "device": world.device, "world": world, **share}
+        return Loader(self.recipe.data, **{**own, **options})
 
     def identity(self) -> Identity:
         """What the run's checkpoints say about their origin: all settings except their location, without secrets."""
@@ -247,6 +253,7 @@ def standard_loaders(session: Session) -> tuple[Loader, Loader | None]:
     if not recipe.training.val_data_dir:
         return data, None
     options: dict[str, Any] = {"sources": recipe.training.val_data_dir, "flag": named("val_data_dir")}
+    options["spec"] = session.spec.whole
     if recipe.data.aspect.multi_aspect_ratio:  # the blocks of an evaluation have one size each
         options |= {"batch_size": Task.held_out_block, "rank": 0, "world_size": 1}
     return data, session.loader(seed=EVALUATION_SEED, shuffle=False, augment=False, **options)

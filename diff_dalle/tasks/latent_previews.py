@@ -54,7 +54,7 @@ class LatentPreviews:
     def _rows(self, task: LatentTask, batch: Batch) -> dict[str, np.ndarray]:
         """The rows of the grid by name, uint8 [N, H, W, 3] each."""
         process, draw = task.process, Draw(SEED, batch.index, batch.images.device)
-        x_start, cond = task.latents(batch.images), task.condition(batch)
+        x_start, cond = task.latents(batch), task.condition(batch)
         t = (batch.index.to(x_start.device).double() + 0.5) / len(self.batch)
         t = t.float() if x_start.device.type == "mps" else t
         x_t = process.q_sample(x_start, t, draw.normal("noise", x_start.shape[1:]))

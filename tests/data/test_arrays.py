@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from shard_making import npy_bytes
 
-from diff_dalle.data.arrays import parse_header, read_embedding
+from diff_dalle.config import InputError
+from diff_dalle.data.arrays import Grid, parse_header, read_embedding
 from diff_dalle.images.decode import BrokenSample
 
 
@@ -89,3 +90,23 @@ def test_objects_are_refused():
 
     with pytest.raises(BrokenSample, match=r"its embedding is object \[2\], but must be floating-point \[2\]"):
         read_embedding("npy", npy_bytes(np.array([Harmful(), 1], dtype=object)), (2,))
+
+
+# ------------------------------------------------------------------------------------------------------ maps of images
+
+
+@pytest.mark.parametrize(("scale", "size"), [(1.0, (6, 3)), (0.75, (4, 2)), (0.1, (1, 1))])
+def test_a_row_holds_a_map_and_its_size(scale, size):
+    """Of an image of 48 × 24 pixels, in a row that is wide enough for one of 32 × 64 too."""
+    grid = Grid(3, 8, scale)
+    assert grid.size((48, 24)) == size and grid.pixels((48, 24)) == (8 * size[0], 8 * size[1])
+    width = grid.width([(48, 24), (32, 64)])
+    assert width == 2 + 3 * max(size[0] * size[1], np.prod(grid.size((32, 64))))
+    maps = np.random.default_rng(0).standard_normal((2, 3, *size)).astype(np.float16)
+    rows = grid.packed(maps, width)
+    assert rows.shape == (2, width) and rows.dtype == np.float16
+    for row, expected in zip(rows, maps, strict=True):
+        assert np.array_equal(grid.unpacked(row, (48, 24)), expected)
+    if scale != 0.1:
+        with pytest.raises(InputError, match="its image of 48×24 pixels would have .*: its aspect ratio is another"):
+            grid.unpacked(rows[0], (24, 48))

@@ -7,7 +7,7 @@ from shard_making import Letters, captions_of, load, sample, tar_bytes
 
 from diff_dalle import storage
 from diff_dalle.config import InputError, from_dict
-from diff_dalle.data.captions import caption_kind, read_caption
+from diff_dalle.data.captions import caption_kind, is_drawn, read_caption
 from diff_dalle.data.inspection import read_captions
 from diff_dalle.data.loader import DataConfig
 from diff_dalle.data.spec import CaptionSpec, SampleSpec
@@ -76,6 +76,19 @@ def test_one_of_the_captions_in_a_list_under_any_field_is_drawn():
     assert read_caption(data, "json:text") == "a star"
     with pytest.raises(BrokenSample, match="its json has no text under 'none'"):
         read_caption(data, "json:none")
+
+
+def test_it_can_be_told_whether_a_caption_is_drawn():
+    several, old = {"captions": [" ", "stars"]}, {"caption": "a star", "old_caption": OLD}
+    for content, field, drawn in (
+        (several, '["json", "captions"]', True),
+        (several, "json:captions", True),
+        (old, '["json", "old_caption"]', True),
+        ({"caption": "a star"}, '["json", "old_caption"]', False),
+        (old, "json:caption", False),
+    ):
+        assert is_drawn(json.dumps(content).encode(), field) == drawn
+    assert not is_drawn(b"a star", "txt")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])

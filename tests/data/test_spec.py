@@ -4,6 +4,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from multiprocessing import active_children
 
@@ -86,6 +87,9 @@ def between(low, high, name="score") -> JsonFilter:
 # ------------------------------------------------------------------------------------------------- what is read
 
 
+STORED = SampleSpec(
+    replace(IMAGES, read=False), (replace(CAPTION, read=False),), embeddings=(EmbeddingSpec(8, "npy", stored=True),)
+)
 SPECS = {
     "images": (SampleSpec(IMAGES), {"jpg"}),
     "captions": (SampleSpec(captions=(CAPTION,)), {"txt"}),
@@ -93,6 +97,7 @@ SPECS = {
     "embeddings": (SampleSpec(embeddings=(EmbeddingSpec(8, "img_emb.npy"),)), {"img_emb.npy"}),
     "classes": (SampleSpec(num_classes=4), {"cls"}),
     "images and classes": (SampleSpec(IMAGES, num_classes=4), {"jpg", "cls"}),
+    "what stands for an image and a caption": (STORED, {"npy"}),
     "a filter": (SampleSpec(captions=(CAPTION,), filters=(between(0, 99),)), {"txt", "json"}),
 }
 
@@ -143,6 +148,23 @@ def test_samples_need_only_what_is_asked_for(tmp_path):
     ):
         data = loader(tmp_path, spec)
         assert [data.describe(i)[-4:] for i in range(data.samples)] == [f"{i:04d}" for i in range(3) if i != missing]
+
+
+def test_what_stands_for_an_image_is_of_the_same_samples(tmp_path):
+    """Those that have one, which may be read in its place, and a caption."""
+    files = [file for i in range(4) for file in rich_sample(i) if file[0] not in ("0000.jpg", "0001.txt", "0002.npy")]
+    files += rich_sample(4, npy=npy_bytes(np.zeros(8, "f4")))
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    data = loader(tmp_path, STORED)
+    assert data.samples == 2 and STORED.whole == SampleSpec(IMAGES, (CAPTION,))
+    batch = data.batch_at([0, 1])
+    assert batch.cond.image_embedding.shape == (2, 8) and batch.images.shape == (2, 0, 0, 0)
+    assert (data.missing, data.broken) == (1, 0) and torch.equal(*batch.cond.image_embedding)
+    whole = data.reading_whole().first(2)
+    assert whole.images.shape == (2, 3, 16, 16) and captions_of(whole) == ["caption of 0003", "caption of 0004"]
+    assert list(whole.cond.present()) == ["tokens", "mask"]
+    kept = SampleSpec(IMAGES, embeddings=(EmbeddingSpec(8, "npy"),))
+    assert kept.whole == kept
 
 
 # -------------------------------------------------------------------------------------------------------- images

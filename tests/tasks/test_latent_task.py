@@ -117,9 +117,9 @@ def draw_of(batch: Batch) -> Draw:
 def test_each_stage_denoises_its_own_latents():
     batch = make_batch()
     for task, name in ((stage_b(), STAGE_A), (stage_c(), SEMANTIC)):
-        assert_close(task.latents(batch.images), task.companions[name].encode(batch.images))
-    assert stage_b().latents(batch.images).shape[1:] == (4, 8, 8)
-    assert stage_c().latents(batch.images).shape[1:] == (16, 4, 4)
+        assert_close(task.latents(batch), task.companions[name].encode(batch.images))
+    assert stage_b().latents(batch).shape[1:] == (4, 8, 8)
+    assert stage_c().latents(batch).shape[1:] == (16, 4, 4)
 
 
 def test_the_semantic_map_in_training_is_of_an_image_scaled_at_random():
@@ -184,6 +184,39 @@ def test_a_clip_encodes_the_captions_and_the_empty_one():
     assert_close(whole.text_states, expected_states)
 
 
+def stored_of(task, batch) -> Batch:
+    """A batch with what the frozen networks make of it, and nothing else."""
+    cond = Conditioning(extra={f"{task.autoencoder}_map": task.latents(batch)})
+    if isinstance(task, StageBTask):
+        cond.extra["semantic_map"] = task.encoder.encode(functional.interpolate(batch.images, (48, 24)))
+    else:
+        cond = replace(cond, image_embedding=Texts().encode_images(batch.images))
+    pooled, states = Texts().encode_tokens(*batch.cond.caption)
+    cond = replace(cond, extra={**cond.extra, "text_embedding": pooled})
+    if isinstance(task, StageCTask):
+        cond = replace(cond, text_states=states, mask=batch.cond.mask)
+    return Batch(torch.empty(len(batch), 0, 0, 0), cond, batch.index)
+
+
+@pytest.mark.parametrize("name", ["b", "c"])
+def test_what_a_batch_has_is_not_made(name):
+    """Conditions, what is dropped of them, and losses are the same."""
+    if name == "b":
+        text = replace(OWN_TEXT, enc_attn_dim=0)
+        settings = {"semantic_scale": (0.75, 0.75), "semantic_dropout": 0.3}
+        task = stage_b(text=text, pooled_width=EMBED, text_dropout=0.5, **settings)
+        task.companions[TEXT_CLIP] = Texts()
+    else:
+        task = stage_c(clip=True, text_dropout=0.5, image_dropout=0.5)
+    batch = make_batch(range(40), size=(64, 32), length=LENGTH)
+    stored, draw = stored_of(task, batch), draw_of(batch)
+    made, found = (task.condition(each, draw).present() for each in (batch, stored))
+    assert made.keys() == found.keys() and len(made) == (2 if name == "b" else 5)
+    for key, value in made.items():
+        assert_close(found[key], value, msg=key)
+    assert_close(task.losses(stored, draw)["loss"], task.losses(batch, draw)["loss"])
+
+
 def test_a_stage_without_text_reads_none():
     task = stage_b(text=replace(OWN_TEXT, enc_attn_dim=0))
     batch = replace(make_batch(), cond=Conditioning())
@@ -224,7 +257,7 @@ def test_the_loss_is_the_weighted_error_at_the_drawn_times(make):
             task.config = replace(task.config, semantic_dropout=0.0)
         draw = draw_of(batch)
         named = task.losses(batch, draw)
-        x, cond = task.latents(batch.images), task.condition(batch, draw)
+        x, cond = task.latents(batch), task.condition(batch, draw)
         t = task.process.training_times(draw.uniform("timestep"))
         noise = task.process.noise(draw.normal, x.shape[1:])
         terms = task.process.training_losses(task.model, x, t, {"cond": cond}, noise)
@@ -291,7 +324,7 @@ def test_held_out_losses_are_unweighted_and_say_what_is_used():
     task = stage_b(LogSnrConfig(loss_weighting=("snr",)), text_dropout=1.0, semantic_dropout=1.0)
     draw = draw_of(batch)
     values = task.held_out(batch, draw)
-    x, cond = task.latents(batch.images), task.condition(batch)
+    x, cond = task.latents(batch), task.condition(batch)
     t = task.process.training_times(draw.uniform("timestep"))
     noise = task.process.noise(draw.normal, x.shape[1:])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -16,11 +16,27 @@ from ...models.latent.config import LatentUnetConfig
 from ...models.latent.semantic import SemanticAutoencoder
 from ...models.latent.stage_a import StageA
 
+TEXT_NAME = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
+IMAGE_NAME = "openai/clip-vit-large-patch14"
 # The names under which the documented default CLIPs are known on the Hugging Face hub.
 HUB_NAMES = {
-    "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k": ("open_clip", "ViT-bigG-14/laion2b_s39b_b160k"),
-    "openai/clip-vit-large-patch14": ("openai", "ViT-L/14"),
+    TEXT_NAME: ("open_clip", "ViT-bigG-14/laion2b_s39b_b160k"),
+    IMAGE_NAME: ("openai", "ViT-L/14"),
 }
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The frozen networks that a stage is trained with.
+
+    previewer: decodes semantic latents in stage C's previews.
+    """
+
+    semantic: SemanticAutoencoder
+    stage_a: StageA | None = None
+    previewer: SemanticAutoencoder | None = None
+    text_clip: Clip | None = None
+    image_clip: Clip | None = None
 
 
 def identity_of(network: torch.nn.Module) -> str:

@@ -29,7 +29,8 @@ from ..control import Steered, of_base, steered_session, tell
 from ..recipe import Recipe, Session
 from .companions import HUB_NAMES
 from .sections import CONTROLNET_KEYS, HOMES, REFUSED, RENAMED
-from .stages import StageCRun, latent_session, latent_task, size_of_base, with_frozen
+from .session import latent_session, latent_task
+from .stages import StageCRun, size_of_base, with_frozen
 
 # Settings of the process that concern training alone: the ControlNet's are its own.
 TRAINED_BY = (
@@ -71,6 +72,10 @@ class StageCControlNetRun(StageCRun):
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
         yield from faults_of(self.control.check, "control")
+
+    @property
+    def needed(self) -> list[str]:
+        return [*super().needed, "control"]
 
     def recipe(self, processes: int = 1) -> Recipe:
         recipe, path = super().recipe(processes), self.controlnet_checkpoint_path
@@ -116,7 +121,7 @@ class StageCControlNetRun(StageCRun):
 
         def plain(model: nn.Module) -> LatentTask:
             task = ControlledStageCTask(cast(StageC, model), LogSnrProcess(run.diffusion), run.denoising)
-            task.add_companion(BASE, session.shard_frozen(steered.network))
+            task.add_companion(BASE, session.ready_frozen(steered.network))
             task.control_filter = steered.control_filter
             return task
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -16,12 +15,10 @@ from typing_extensions import Self
 from ...checkpoints.cascade import LatentSampling, StageBDiffusion, StageBSampling, TrainedWith
 from ...checkpoints.decoder import CLIP_OUTPUTS
 from ...config import Fault, InputError, named, option, section, settings
-from ...data.loader import Loader
-from ...data.spec import CaptionSpec, ImageSpec, SampleSpec
+from ...data.arrays import Grid
 from ...diffusion.log_snr import LogSnrProcess
 from ...diffusion.log_snr_config import LogSnrConfig
 from ...distributed.world import World
-from ...embeddings.contract import Clip
 from ...images.signal import LatentSignal
 from ...models.latent.config import LatentUnetConfig
 from ...models.latent.semantic import SemanticAutoencoder
@@ -30,20 +27,20 @@ from ...models.latent.stage_b import STAGE_B_SIZES, StageB, StageBConfig
 from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
 from ...tasks.joint import JointStageBTask
 from ...tasks.latent import (
-    IMAGE_CLIP,
     SEMANTIC,
     STAGE_A,
-    TEXT_CLIP,
     LatentTask,
     StageBTask,
     StageBTaskConfig,
     StageCTask,
     StageCTaskConfig,
 )
-from ...tasks.latent_previews import LatentPreviews
 from ...text.tokenizer import Tokenizer, TokenizerConfig
 from ..recipe import Recipe, Session, check_same
 from .companions import (
+    IMAGE_NAME,
+    TEXT_NAME,
+    Frozen,
     check_channels,
     check_image_clip,
     check_text_clip,
@@ -53,24 +50,9 @@ from .companions import (
     open_clip,
     outputs_of_clips,
 )
-from .file import CascadeRun
-
-TEXT_NAME = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
-IMAGE_NAME = "openai/clip-vit-large-patch14"
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """The frozen networks that a stage is trained with.
-
-    previewer: decodes semantic latents in stage C's previews.
-    """
-
-    semantic: SemanticAutoencoder
-    stage_a: StageA | None = None
-    previewer: SemanticAutoencoder | None = None
-    text_clip: Clip | None = None
-    image_clip: Clip | None = None
+from .file import CascadeRun, data_of
+from .session import latent_session
+from .stored import Condition, Pictures, changing_pictures, is_text, text_conditions
 
 
 @settings
@@ -94,6 +76,12 @@ class LatentRun(CascadeRun):
         None,
         "CLIP that encodes captions: a checkpoint of train_classifier.py, MODEL/TAG of open_clip or a documented name; "
         f"none = {TEXT_NAME}, unless the network encodes text itself or reads none",
+        free=True,
+    )
+    latents_path: str | None = option(
+        None,
+        "folder that prepare_data.py latents fills: latents, text and image embeddings of the training samples, which "
+        "every step then reads in place of pixels and captions; none = every step makes them",
         free=True,
     )
     clip_outputs: str | None = option(
@@ -122,6 +110,8 @@ class LatentRun(CascadeRun):
         if self.clip_text_model_name and not self.encodes_outside:
             what = "encodes text itself" if self.has_text else "reads no text"
             yield Fault("clip_text_model_name", f"is given, but the network {what}: leave it out")
+        if self.latents_path:
+            yield from changing_pictures(data_of(self))
 
     def resolved(self: Self) -> Self:
         """With the size of the images in what checkpoints say about training, as dry runs print it."""
@@ -148,6 +138,26 @@ class LatentRun(CascadeRun):
     @abstractmethod
     def open_frozen(self, device: torch.device) -> Frozen:
         """The frozen networks, without CLIPs. InputError for those that are not there or do not fit."""
+
+    @property
+    def trains_text(self) -> bool:
+        """Whether what encodes the captions changes in training."""
+        return False
+
+    @property
+    def needed(self) -> list[str]:
+        """What a step needs of frozen networks, by the names of ``storable`` and others."""
+        widths = {"text": self.model.vector_width, "text_states": self.model.states_width}
+        return [name for name, width in widths.items() if width and self.encodes_outside]
+
+    def storable(self, frozen: Frozen) -> Iterator[Condition]:
+        """What these make of a sample that is the same in every epoch."""
+        if frozen.text_clip is not None and not self.trains_text:
+            yield from text_conditions(frozen.text_clip, filter(is_text, self.needed), data_of(self).caption_field)
+
+    @property
+    def pictures(self) -> Pictures:
+        return Pictures.of(data_of(self), self.image_size, self.loop.seed)
 
     @abstractmethod
     def signal(self, frozen: Frozen) -> LatentSignal:
@@ -194,42 +204,6 @@ def with_frozen(run: LatentRun, world: World) -> tuple[Any, Frozen]:
     scale = run.signal(frozen).scale
     InputError.check(run.wrong_sizes(math.lcm(known.semantic_stride, scale * run.model.patch_size)))
     return run, frozen
-
-
-def latent_session(recipe: Recipe, world: World, frozen: Frozen, tokenizer: Tokenizer | None) -> Session:
-    run, clip = recipe.settings, frozen.text_clip
-    tokenizer = tokenizer or recipe.tokenizer()
-    captions: tuple[CaptionSpec, ...] = ()
-    if clip is not None:
-        captions = (CaptionSpec(clip.tokenize, clip.text_length),)
-    elif tokenizer:
-        captions = (CaptionSpec(tokenizer, run.model.text.text_length),)
-    spec = SampleSpec(ImageSpec((run.image_size, run.image_size)), captions)
-    task = partial(latent_task, recipe, frozen, partial(run.task, frozen))
-    return Session(recipe, world, spec, task, tokenizer, text_clip=clip)
-
-
-def latent_task(
-    recipe: Recipe, frozen: Frozen, plain: Callable[[nn.Module], LatentTask], model: nn.Module, name: str, shown: Loader
-) -> LatentTask:
-    """A task with its companions and previews. plain: makes it without."""
-    run, task = recipe.settings, plain(model)
-    networks = {
-        STAGE_A: frozen.stage_a,
-        SEMANTIC: frozen.semantic,
-        TEXT_CLIP: frozen.text_clip,
-        IMAGE_CLIP: frozen.image_clip,
-    }
-    trained = set(task.modules())
-    for companion, network in networks.items():
-        if network is not None and network not in trained:
-            task.add_companion(companion, network)
-    if recipe.sample_interval:
-        count = run.loop.preview_samples
-        batch = replace(shown.first(count), index=torch.arange(count))
-        captions, signal = shown.first_captions(count), run.signal(frozen)
-        task.preview = LatentPreviews(batch, captions, signal, run.sampling, recipe.training.microbatch)
-    return task
 
 
 @settings
@@ -283,6 +257,22 @@ class StageBRun(LatentRun):
     def trains_encoder(self) -> bool:  # type: ignore[override]
         return self.train_encoder
 
+    @property
+    def needed(self) -> list[str]:
+        return [STAGE_A, SEMANTIC, *super().needed]
+
+    def storable(self, frozen: Frozen) -> Iterator[Condition]:
+        known, semantic, stage_a = self.trained_with, frozen.semantic, cast(StageA, frozen.stage_a)
+        grid = Grid(self.model.channels, known.stage_a_stride)
+        maker = f"stage A {self.stage_a_checkpoint_path}"
+        yield Condition.of_map(STAGE_A, maker, known.stage_a, self.pictures, grid, stage_a.encode)
+        low, high = self.denoising.semantic_scale
+        if low == high and not self.trains_encoder:
+            grid = Grid(self.model.semantic_channels, known.semantic_stride, low)
+            maker = f"semantic encoder {self.effnet_checkpoint_path}"
+            yield Condition.of_map(SEMANTIC, maker, known.semantic, self.pictures, grid, semantic.encode)
+        yield from super().storable(frozen)
+
     def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
         given = cast(StageB, network), LogSnrProcess(self.diffusion), self.denoising
         return JointStageBTask(*given, frozen.semantic) if self.train_encoder else StageBTask(*given)
@@ -321,6 +311,21 @@ class StageCRun(LatentRun):
     @property
     def image_clip_name(self) -> str | None:  # type: ignore[override]
         return (self.clip_image_model_name or IMAGE_NAME) if self.model.image_width else None
+
+    @property
+    def needed(self) -> list[str]:
+        return [SEMANTIC, *(["image"] if self.image_clip_name else []), *super().needed]
+
+    def storable(self, frozen: Frozen) -> Iterator[Condition]:
+        known, pictures, clip = self.trained_with, self.pictures, frozen.image_clip
+        grid = Grid(self.model.channels, known.semantic_stride)
+        maker = f"semantic encoder {self.effnet_checkpoint_path}"
+        yield Condition.of_map(SEMANTIC, maker, known.semantic, pictures, grid, frozen.semantic.encode)
+        if clip is not None:
+            yield Condition.of_images(
+                "image", clip.name, clip.identity, pictures, (clip.embed_dim,), clip.encode_images
+            )
+        yield from super().storable(frozen)
 
     def open_frozen(self, device: torch.device) -> Frozen:
         semantic = load_semantic(self.effnet_checkpoint_path, device)
