@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .capturing import constant_in_graphs
 from .config import Fault, InputError
 
 if TYPE_CHECKING:  # settings and orders need no torch
@@ -62,7 +61,6 @@ def _key(seed: int, purpose: str) -> np.ndarray:
     return mix64(mix64(np.array([seed], dtype=np.uint64)) ^ name)
 
 
-@constant_in_graphs
 def _signed_key(seed: int, purpose: str) -> int:
     """``_key`` as an int64."""
     return _signed(_key(seed, purpose)[0])
@@ -119,8 +117,6 @@ def normal_pairs(bits: Tensor) -> Tensor:
     words = bits.view(torch.int32).unflatten(1, (-1, 2))  # [N, M, 2]
     radius = words[..., 0].float().abs_().add_(0.5).mul_(2.0**-31).log_().mul_(-2).sqrt_()
     angle = words[..., 1].float().mul_(math.pi * 2.0**-31)
-    if torch.compiler.is_compiling():  # which fuses this, and captures no write into a part of a tensor
-        return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(1)
     pairs = torch.empty(*radius.shape, 2, dtype=torch.float32, device=bits.device)
     torch.mul(radius, angle.cos(), out=pairs[..., 0])
     torch.mul(radius, angle.sin_(), out=pairs[..., 1])
@@ -142,27 +138,45 @@ class Draw:
         self.seed, self.index = seed, index
         self.device = torch.device(device)
 
+    @functools.cached_property
+    def positions(self) -> Tensor:
+        """``index`` on the device."""
+        return self.moved(self.index)
+
+    def moved(self, values: Tensor) -> Tensor:
+        """Values of the CPU on the device, which is not waited for."""
+        pinned = values.pin_memory() if self.device.type == "cuda" else values  # a copy from other memory waits
+        return pinned.to(self.device, non_blocking=True)
+
+    @functools.cached_property
+    def _mixed(self) -> Tensor:
+        return splitmix64(self.positions, 1)[:, 0]
+
     def keys(self, purpose: str) -> Tensor:
         """[N] int64, uniform over all 64-bit values."""
         import torch
 
-        if torch.compiler.is_compiling():  # ``random_bits`` on the device: numpy's uint64 would break the graph
-            mixed = splitmix64(self.index.to(self.device, non_blocking=True), 1)[:, 0]
-            return splitmix64(mixed ^ _signed_key(self.seed, purpose), 1)[:, 0]
-        bits = random_bits(self.seed, purpose, self.index.numpy()).view(np.int64)
-        return torch.from_numpy(bits).to(self.device, non_blocking=True)
+        if self.device.type != "cpu":
+            return splitmix64(self._mixed ^ _signed_key(self.seed, purpose), 1)[:, 0]
+        return torch.from_numpy(random_bits(self.seed, purpose, self.index.numpy()).view(np.int64))
 
     def uniform(self, purpose: str) -> Tensor:
         """[N] float64 in [0, 1) (float32 where the device has no float64)."""
         import torch
 
-        if torch.compiler.is_compiling():
+        if self.device.type != "cpu":
             dtype = torch.float32 if self.device.type == "mps" else torch.float64
             return (self.keys(purpose) >> 11 & (2**53 - 1)).to(dtype) * 2.0**-53
-        values = torch.from_numpy(random_uniform(self.seed, purpose, self.index.numpy()))
+        return torch.from_numpy(random_uniform(self.seed, purpose, self.index.numpy()))
+
+    def uniforms(self, purposes: Sequence[str]) -> dict[str, Tensor]:
+        """``uniform`` for many purposes, in one copy to the device."""
+        import torch
+
+        values = torch.from_numpy(random_uniforms(self.seed, purposes, self.index.numpy()))
         if self.device.type == "mps":
             values = values.float()
-        return values.to(self.device, non_blocking=True)
+        return dict(zip(purposes, self.moved(values).unbind(1), strict=True))
 
     def normal(self, purpose: str, shape: Sequence[int]) -> Tensor:
         """[N, *shape] float32 standard normal numbers."""

@@ -28,7 +28,7 @@ DOOR = ("script_util", "dist_util", "gaussian_diffusion", "logger", "nn", "resam
 ROOMS = (
     *OUTSIDE, "__main__", DOOR[0], "web", "commands", "evaluators", "sharing", "recipes", "worlds", "sampling",
     "tasks", "training", "embeddings", "evaluation", "checkpoints", "data", "diffusion", "models", "text", "tracking",
-    "images", "distributed", "storage", "batch", "randomness", "capturing", "config",
+    "images", "distributed", "storage", "batch", "randomness", "config",
 )  # fmt: skip
 
 
@@ -91,7 +91,6 @@ def test_rooms_are_listed_and_the_root_is_small():
         "__init__",
         "__main__",
         "batch",
-        "capturing",
         "config",
         "randomness",
         *DOOR,

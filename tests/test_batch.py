@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.batch import Batch, Conditioning, moved, packed, unpacked
 from diff_dalle.config import InputError
 
 
@@ -79,3 +79,29 @@ def test_extra_conditions_travel_with_the_others():
     joined = Conditioning.concat(cond.split(1))
     assert torch.equal(joined.extra["clip_tokens"], cond.extra["clip_tokens"])
     assert cond.to("meta").extra["clip_tokens"].device.type == "meta"
+
+
+def test_tensors_of_any_types_share_a_buffer_and_come_back():
+    values = [
+        torch.tensor([True, False, True]),
+        torch.randn(3, 5)[:, ::2],
+        torch.tensor(2**40),
+        torch.zeros(0, 4),
+        torch.randn(7, dtype=torch.float64).half(),
+    ]
+    buffer = packed(values)
+    assert buffer.dtype == torch.uint8 and len(buffer) < sum(value.nbytes + 16 for value in values)
+    for found, value in zip(unpacked(buffer, values), values, strict=True):
+        assert found.dtype == value.dtype and torch.equal(found, value)
+        assert found.data_ptr() % 8 == 0 or not found.numel()
+
+
+def test_moved_tensors_keep_their_names_shapes_and_types():
+    there = torch.zeros(2, device="meta")
+    given = {"mask": torch.ones(3, 2, dtype=torch.bool), "there": there, "scale": torch.ones(())}
+    found = moved(given, "meta")
+    assert list(found) == list(given) and found["there"] is there
+    assert all(value.is_meta and value.shape == given[name].shape for name, value in found.items())
+    assert [value.dtype for value in found.values()] == [torch.bool, torch.float32, torch.float32]
+    del given["there"]
+    assert all(value is given[name] for name, value in moved(given, "cpu").items())

@@ -76,6 +76,23 @@ def test_draws_are_the_same_in_any_batch():
     assert torch.equal(whole.keys("dropout")[[5, 2]], part.keys("dropout"))
 
 
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+def test_a_device_makes_the_same_numbers_from_the_positions_alone(seed):
+    """Bit for bit. Of another device only the positions are on the CPU here, where they can be read."""
+    index = torch.tensor([0, 1, 2**40, 2**62])
+    here, there = Draw(seed, index), Draw(seed, index, "meta")
+    there.positions = index
+    assert torch.equal(there.keys("a"), here.keys("a")) and torch.equal(there.keys("b"), here.keys("b"))
+    assert torch.equal(there.uniform("a"), here.uniform("a")) and there.uniform("a").dtype == torch.float64
+    assert torch.equal(there.normal("a", SHAPE), here.normal("a", SHAPE))
+
+
+def test_uniform_numbers_for_several_purposes_are_those_for_each():
+    draw = Draw(7, torch.arange(8))
+    found = draw.uniforms(["a", "b"])
+    assert list(found) == ["a", "b"] and all(torch.equal(found[name], draw.uniform(name)) for name in found)
+
+
 def test_every_draw_depends_on_its_seed_and_purpose():
     one, other = (Draw(seed, torch.arange(8)) for seed in (7, 8))
     for draw in (Draw.keys, Draw.uniform, lambda each, purpose: each.normal(purpose, SHAPE)):

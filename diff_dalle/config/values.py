@@ -45,7 +45,7 @@ def _convert(value, kind, from_text: bool):
     """``value`` as ``kind``, or ValueError. Texts from the command line are parsed; YAML values must have the type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):  # optional
-        if value is None or (from_text and value.lower() in ("none", "null", "")):
+        if value in (None, "auto") or (from_text and value.lower() in ("none", "null", "")):
             return None
         return _convert(value, next(arg for arg in args if arg is not types.NoneType), from_text)
     if origin is tuple:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..capturing import constant_in_graphs
+from ..batch import moved
 from ..config import InputError
 
 # Replaces 1/sqrt(ᾱ) where ᾱ = 0 (a last beta of exactly 1), so that no table contains an infinity.
@@ -92,20 +92,11 @@ class ForwardProcess:
 
     def _table(self, table: str, device: torch.device) -> Tensor:
         """A table's copy on a device, cached: [T] float32, or int64 of integers."""
-        self._copy_tables(device)
-        return self._on_device[device][table]
-
-    @constant_in_graphs
-    def _copy_tables(self, device: torch.device) -> bool:
-        """Cache copies of all tables on a device, unless they are there. A copy that is made inside a graph would be
-        made again in each of its runs."""
         if device not in self._on_device:
             tables = {name: torch.tensor(v) for name, v in vars(self).items() if isinstance(v, np.ndarray | list)}
-            self._on_device[device] = {
-                name: (values.float() if values.is_floating_point() else values).to(device)
-                for name, values in tables.items()
-            }
-        return True
+            narrow = {name: values.float() if values.is_floating_point() else values for name, values in tables.items()}
+            self._on_device[device] = moved(narrow, device)
+        return self._on_device[device][table]
 
     def q_mean_variance(self, x_start: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, variance and log-variance of q(x_t | x_start), each of x_start's shape."""

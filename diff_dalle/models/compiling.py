@@ -1,35 +1,56 @@
-"""Training with torch.compile."""
+"""torch.compile of a network's blocks in training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..capturing import mark_constants
+from . import kernels
+from .adapters.adapted import Adapted
+from .units import BLOCKS
+
+GRAPHS = 256  # of a kind of block: one for each shape, with and without gradient
 
 
-def compile_training(network: nn.Module, backend: str = "inductor") -> None:
-    """Compile a network's forward passes, each as one graph, for training mode; they are compiled at their first calls.
-    Of a task, the graph also has its random numbers and losses.
+def is_compiled(setting: bool | None, device: torch.device) -> bool:
+    """Whether networks are compiled on a device where the setting says so; None = on CUDA, if Triton is there."""
+    return kernels.run_on(device) if setting is None else setting
+
+
+def compile_training(network: nn.Module, backend: str = "inductor", dynamic: bool | None = False) -> None:
+    """Compile the forward passes of a network's blocks, each as one graph, at their first calls in training. Blocks of
+    one kind that differ in their weights only share a graph.
+
+    dynamic: as of ``torch.compile``; None where the sizes of images vary.
 
     Evaluation and previews, whose sizes and conditions differ, run as before: compiling them for each would take longer
-    than running them.
-
-    A network that is called by other methods than ``forward`` names them in ``entry_points``. A pass that cannot be
-    captured as one graph raises torch's error, which says where it breaks.
+    than running them. A block that cannot be captured as one graph raises torch's error, which says where it breaks.
     """
-    mark_constants()
-    for name in getattr(network, "entry_points", ("forward",)):
-        setattr(network, name, _compiled_in_training(network, getattr(network, name), backend))
+    import torch._dynamo
+
+    config: Any = torch._dynamo.config
+    config.recompile_limit = config.accumulated_recompile_limit = GRAPHS
+    compiled: dict[type[nn.Module], Callable[..., Any]] = {}
+    for block in _outermost(network.base if isinstance(network, Adapted) else network):
+        kind = type(block)
+        if kind not in compiled:
+            compiled[kind] = torch.compile(kind.forward, backend=backend, fullgraph=True, dynamic=dynamic)
+        block.forward = partial(_run, block, kind.forward, compiled[kind])
 
 
-def _compiled_in_training(network: nn.Module, plain: Callable, backend: str) -> Callable:
-    compiled = torch.compile(plain, backend=backend, fullgraph=True)
+def _outermost(network: nn.Module) -> Iterator[nn.Module]:
+    if isinstance(network, BLOCKS):
+        yield network
+    else:
+        for child in network.children():
+            yield from _outermost(child)
 
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return (compiled if network.training else plain)(*args, **kwargs)
 
-    return method
+def _run(block: nn.Module, plain: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A frozen block is in evaluation mode, but has to pass gradients on."""
+    run = compiled if block.training or torch.is_grad_enabled() else plain
+    return run(block, *args, **kwargs)

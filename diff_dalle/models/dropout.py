@@ -113,7 +113,7 @@ class Dropout(nn.Module):
             shared, place = self.shared
             numbers = shared.of(keys, place)
         scale = 1 / (1 - self.drop)
-        if kernels.run_on(x.device) and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and kernels.run_on(x.device):
             from .kernels.dropout import KeyedDropout
 
             return lambda x: KeyedDropout.apply(x, *numbers, _MULTIPLY_2, _limit(self.drop), scale)

@@ -128,8 +128,6 @@ class NoisedClip(nn.Module):
     §2.4), ``scale × cosine`` approaches log p(caption | x_t) up to a constant that does not depend on x_t.
     """
 
-    entry_points = ("encode_image", "encode_text")  # see ``compile_training``
-
     def __init__(self, config: NoisedClipConfig, vocab_size: int, in_channels: int = 3):
         super().__init__()
         self.config = config

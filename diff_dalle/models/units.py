@@ -1,4 +1,4 @@
-"""Which parts of a network are gathered together when its weights are sharded over processes.
+"""Which parts of a network are gathered together when its weights are sharded over processes, and compiled together.
 
 To make another network shardable: an entry in ``UNITS``.
 """
@@ -21,6 +21,7 @@ from .decoder import blocks as decoder_blocks
 from .decoder.unet import DecoderUnet
 from .generator import Generator
 from .latent import blocks as latent_blocks
+from .latent import stage_a
 from .latent.unet import LatentUnet
 from .noised_clip import NoisedClip
 from .norms import GroupNorm32, LayerNorm32
@@ -53,6 +54,9 @@ UNITS: dict[type[nn.Module], Units] = {
     UnetControlNet: Units(_UNET, ("encode",)),
     LatentControlNet: Units((control_backbones.Residual,), ("encode",)),  # the other backbones are small
 }
+
+#: What torch.compile captures, too: a graph for each of them.
+BLOCKS = (*dict.fromkeys(block for units in UNITS.values() for block in units.blocks), stage_a.GatedBlock)
 
 
 def units_of(network: nn.Module) -> Units:

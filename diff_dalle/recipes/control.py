@@ -138,7 +138,7 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     def task(model: nn.Module, name: str, shown: Loader) -> ControlledDenoisingTask:
         process, previews = create_gaussian_diffusion(run.diffusion), _previews(run, steered, saved.tokenizer, shown)
         found = ControlledDenoisingTask(model, process, run.denoising, run.num_classes, previews)
-        found.add_companion(BASE, session.shard_frozen(steered.network))
+        found.add_companion(BASE, session.ready_frozen(steered.network))
         found.control_filter = steered.control_filter
         return found
 

@@ -43,7 +43,6 @@ class ControlTask(Task):
     """
 
     control_filter: ControlFilter
-    captured = False  # filters may leave torch
 
     @property
     def denoiser(self) -> nn.Module:

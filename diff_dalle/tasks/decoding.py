@@ -36,7 +36,6 @@ class DecodingTask(DenoisingTask):
     """
 
     model: DecoderUnet
-    captured = False  # companions, and predictions without gradient
 
     def __init__(self, model: DecoderUnet, stage: DecoderStage, preview=None):
         process = create_gaussian_diffusion(stage.diffusion)

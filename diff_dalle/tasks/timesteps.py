@@ -20,7 +20,6 @@ class TimestepTask(Task):
     """
 
     recorded = ("t",)
-    captured = True
 
     def __init__(self, model: nn.Module, process: GaussianDiffusion, config: TimestepConfig):
         super().__init__()

@@ -24,7 +24,6 @@ from ..checkpoints.run_folder import RunFolder
 from ..config import InputError, named
 from ..distributed.launch import JobEnd
 from ..distributed.world import Vote, World
-from ..models.compiling import compile_training
 from ..models.precision import autocast
 from ..randomness import Draw
 from ..tracking.files import append
@@ -118,9 +117,6 @@ class TrainLoop:
         self.evaluated_step, self.loss = -1, math.nan  # the latest evaluation, and the mean of its losses
         self.lowest_loss = self.run_folder.lowest_loss  # of a saved state
         self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite
-        for trainee in self.trainees:
-            if self.config.compile and trainee.task.captured:  # compiled networks become part of the larger graph
-                compile_training(trainee.task)
         start = Start(*trained)
         start.restore()
         self.step, self.samples, self.saved_step = start.step, start.samples, start.step
@@ -247,7 +243,7 @@ class TrainLoop:
         """One step of each trainee on this rank's slice of the global batch."""
         device = self.world.device
         pieces = [
-            (piece.to(device, non_blocking=True), Draw(self.config.seed, piece.index, device))
+            (piece.to(device), Draw(self.config.seed, piece.index, device))
             for piece in batch.split(self.config.microbatch or len(batch))
         ]
         for trainee in self.trainees:

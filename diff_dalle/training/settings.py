@@ -27,10 +27,10 @@ class TrainingConfig:
         "arithmetic of the network; auto = bf16 on GPUs that support it and on CPUs where it is faster, else fp32",
         choices=PRECISIONS,
     )
-    compile: bool = option(
-        False,
-        "compile the network with torch.compile: minutes at the start, then faster steps on GPUs; needs a C++ compiler "
-        "and, on GPUs, Triton",
+    compile: bool | None = option(
+        None,
+        "compile the network's blocks with torch.compile at the first steps; auto = on CUDA, if Triton is there. On a "
+        "CPU it needs a C++ compiler, and gains little",
         free=True,
     )
     logdir: str = option(
@@ -84,13 +84,6 @@ class TrainingConfig:
         if self.resume_checkpoint and self.init_checkpoint:
             rule = f"and {named('init_checkpoint')} exclude each other: resume a run or start one"
             yield Fault("resume_checkpoint", rule)
-        if self.compile and self.sharding.parallel != "ddp":
-            yield Fault.of(
-                self,
-                "compile",
-                f"must be False where {named('sharding.parallel')} is {self.sharding.parallel}: a network is compiled "
-                "as one graph, which gathering its weights block by block would break",
-            )
         if self.init_exclude and not self.init_checkpoint:
             yield Fault("init_exclude", f"is given without {named('init_checkpoint')}, whose weights it excludes")
 

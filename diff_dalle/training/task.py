@@ -39,10 +39,6 @@ class Task(nn.Module):
     #: Names of entries of ``losses`` that are kept for steps that were not finite (flight.py), but not logged.
     recorded: tuple[str, ...] = ()
 
-    #: Whether torch.compile can capture ``forward`` as one graph, with the random numbers before the network and the
-    #: losses after it. Where False, the graph is the network's alone.
-    captured: bool = False
-
     #: Number of samples passed to ``held_out`` at a time, whatever the training batch size.
     held_out_block: int = 8
 

@@ -60,6 +60,34 @@ def test_losses_are_those_of_one_process_and_memory_is_a_share(size, steps, case
     assert "fine" in out
 
 
+COMPILED = """
+from torch._dynamo.testing import CompileCounterWithBackend
+from diff_dalle.models.compiling import compile_training
+
+def compiled(network):
+    compile_training(network, counter)
+    return network
+
+torch._dynamo.reset()
+counter = CompileCounterWithBackend("aot_eager")
+alone = World(SINGLE, torch.device("cpu"))
+one = Trainee(make_task(make_network()), SLOW, "fp32", alone)
+expected = world.broadcast(train(one, alone, 3) if world.is_main else None)
+for network in (build_shared(make_network, world), make_sharded(make_network, world)):
+    found = train(Trainee(make_task(compiled(network)), SLOW, "fp32", world), world, 3)
+    error = (found - expected).abs().max()
+    world.print(counter.frame_count, f"{error:.1e}", error <= 1e-5)
+"""
+
+
+def test_compiled_blocks_compute_the_same_whole_and_sharded():
+    """With activation checkpointing and dropout. Sharded blocks are captured with their gathered weights."""
+    out = run_ranks_of(2, COMPILED)
+    print(out)
+    counts = [int(line.split()[0]) for line in out.splitlines() if line[:1].isdigit()]
+    assert out.count("True") == 2 and 0 < counts[0] < counts[1] <= 3 * counts[0]
+
+
 NETWORKS = """
 from clip_making import make_clip
 from decoder_making import TEXT_LENGTH, TEXT_UNET, TEXT_WIDTH, WIDTH, make_decoder

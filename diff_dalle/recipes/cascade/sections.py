@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...config import Fault, faults_of, option, settings
+from ...data.settings import workers_option
 from ...randomness import check_seeds
 
 CONTROLNET_KEYS = (
@@ -66,7 +67,7 @@ class DataSection:
     streams: int = option(
         0, "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the nodes"
     )
-    num_workers: int = option(2, "data workers per training process; 0 = load in the training process", free=True)
+    num_workers: int | None = workers_option()
     index_cache: str = option("", "folder for the index of the shards; empty = beside the shards", free=True)
     shard_cache: str = option("", "folder for copies of remote shards; empty = the user's cache", free=True)
 
@@ -86,7 +87,9 @@ class LoopSection:
     )
     grad_clip: float = option(1.0, "maximum gradient norm; 0 = no clipping", free=True)
     hours: float = option(0.0, "save and stop after this many hours of the session; 0 = no limit", free=True)
-    compile: bool = option(False, "compile the network with torch.compile", free=True)
+    compile: bool | None = option(
+        None, "compile the network's blocks with torch.compile; auto = on CUDA, if Triton is there", free=True
+    )
     log_interval: int = option(50, "updates between log lines", free=True, least=1)
     eval_interval: int = option(
         1000, "updates between evaluations on val_path", free=True, needs=("val_path",), least=1

@@ -80,7 +80,9 @@ class TrainSection:
     max_batch_size: int | None = option(
         None, "samples per forward pass; memory depends on it, results do not; none = batch_size", free=True, least=1
     )
-    compile: bool = option(False, "compile the U-Nets with torch.compile", free=True)
+    compile: bool | None = option(
+        None, "compile the U-Nets' blocks with torch.compile; auto = on CUDA, if Triton is there", free=True
+    )
     hours: float = option(0.0, "save and stop after this many hours; 0 = no limit", free=True, least=0)
     log_interval: int = option(10, "steps between log lines", free=True, least=1)
     keep_checkpoints: int = option(

@@ -194,7 +194,8 @@ class Plan:
             )
         rate = self.images_per_second
         lines.append(
-            f"Workers: {self.workers} a GPU for up to {rate / config.gpus:,.0f} images a second, "
+            f"Workers: {self.workers} a GPU, each with a core of its own, for up to {rate / config.gpus:,.0f} images a "
+            f"second: {(1 + self.workers) * min(config.gpus, config.gpus_per_node)} cores a machine, "
             f"{rate * config.sample_kb / 1e3:,.1f} MB/s in all."
         )
         size, count = self.checkpoint_bytes, self.checkpoints

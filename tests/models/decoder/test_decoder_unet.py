@@ -335,15 +335,16 @@ def test_a_network_can_be_built_on_the_meta_device():
     assert torch.equal(run(network, conditioning()), run(make(), conditioning()))
 
 
-def test_training_is_captured_as_one_graph():
+def test_blocks_are_captured_as_one_graph_each():
     torch._dynamo.reset()
     config = config_of("self_attn", "sparse_attn", "checkpoint_during_training")
     network, cond, graphs = make(config, low_res=True), conditioning(), []
     out, expected = gradients(network, cond)
     compile_training(network, lambda graph, inputs: graphs.append(graph) or graph.forward)
     compiled, found = gradients(network, cond)
+    captured = len(graphs)
     run(network, conditioning(seed=5))
-    assert len(graphs) == 1
+    assert len(graphs) == captured > 0
     assert_close(compiled, out, atol=1e-5, rtol=1e-4)
     for a, b in zip(found, expected, strict=True):
         assert_close(a, b, atol=1e-5, rtol=1e-3)
