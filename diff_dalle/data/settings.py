@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ..config import Fault, faults_of, named, option, section, settings
 from ..images.decode import DECODERS, MAX_PIXELS, PILLOW_PIXELS, SCALE
@@ -11,6 +12,18 @@ from .aspect_buckets import AspectConfig
 from .captions import caption_kind, caption_option
 from .filters import filters_option, parse_filters
 from .shards import CACHE_BYTES
+
+MAX_WORKERS = 16  # of a process that are started unasked
+
+
+def workers_option() -> Any:
+    return option(
+        None,
+        "data workers per training process; auto = 2, and for a GPU all cores but one that the process may use, at "
+        f"most {MAX_WORKERS}; 0 = load in the training process",
+        free=True,
+        least=0,
+    )
 
 
 @settings
@@ -70,9 +83,7 @@ class DataConfig:
     )
     shuffle_window: int = option(4, "consecutive shards of an epoch whose samples are shuffled together", least=1)
     resample: bool = option(False, "draw the shards of an epoch with replacement")
-    num_workers: int = option(
-        2, "data workers per training process; 0 = load in the training process", free=True, least=0
-    )
+    num_workers: int | None = workers_option()
     prefetch: int = option(4, "batches prepared in advance by all workers together", free=True, least=1)
     data_timeout: float = option(
         1200.0, "seconds without samples from the data workers after which the run saves and stops", free=True, least=1

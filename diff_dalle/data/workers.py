@@ -27,7 +27,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..config import InputError, named
+from ..distributed.cores import usable_cores
 from .samples import Chunk, Samples
+from .settings import MAX_WORKERS
 
 if sys.platform != "win32":
     import resource
@@ -42,6 +44,14 @@ LEAVE_SECONDS = 3.0  # that workers have to end by themselves
 AHEAD = 2  # chunks received before they are asked for
 FILES_PER_CHUNK = 8  # each tensor on its way from a worker is an open file
 FILES_BESIDE = 128  # the program's own: shards, logs, connections, libraries
+
+
+def worker_count(setting: int | None, device: torch.device, beside: int) -> int:
+    """The workers of a process on a machine with ``beside`` such processes; None = as many as keep a GPU busy, and
+    two where the network computes with the same cores."""
+    if setting is not None:
+        return setting
+    return 2 if device.type == "cpu" else min(MAX_WORKERS, max(2, usable_cores() // beside - 1))
 
 
 @dataclass(frozen=True)

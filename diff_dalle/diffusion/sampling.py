@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..batch import Conditioning
+from ..batch import Conditioning, moved
 from ..config import Fault, InputError, faults_of, named, option, settings
 from ..images.signal import Signal
 from ..randomness import Draw, check_seeds
@@ -194,8 +194,17 @@ def sample_steps(
             raise InputError(f"images to edit have shape {list(edit.images.shape)}, but must have {list(expected)}")
         process, edit = shortened(process, edit.strength), edit.to(device)
     encode_text = cast("Callable[[Conditioning], Conditioning]", generator.encode_text)
-    cond = encode_text(batch.cond.to(device))
-    null = None if batch.null is None else encode_text(batch.null.to(device))
+    draw = seeds_draw(seeds, batch.stage, device)
+    given = {"cond": batch.cond, "null": batch.null or Conditioning()}
+    names = {f"{part} {name}": value for part, each in given.items() for name, value in each.present().items()}
+    there = moved({"seeds": draw.index, **names}, device)  # in one copy
+    draw.positions = there.pop("seeds")
+
+    def encoded(part: str) -> Conditioning:
+        values = {name.removeprefix(f"{part} "): value for name, value in there.items() if name.startswith(f"{part} ")}
+        return encode_text(Conditioning.of(values))
+
+    cond, null = encoded("cond"), None if batch.null is None else encoded("null")
     if edit is not None and edit.seen:
         cond, null = replace(cond, known=edit.known), null and replace(null, known=edit.known)
 
@@ -214,7 +223,6 @@ def sample_steps(
         return network.watch(denoise) if isinstance(network, SelfConditioned) else denoise
 
     denoise = guided(null, guidance, classifier)
-    draw = seeds_draw(seeds, batch.stage, device)
 
     def noise(name: str) -> Tensor:
         return draw.normal(name, batch.shape)

@@ -38,14 +38,11 @@ class Imitation:
     ) -> Tensor:
         """[N, …] of x_start's shape, at the times t [N]."""
         target = process.target(x_start, t, noise)
-        imitated = are_prior(torch.as_tensor(draw.index), self.half).to(x_start.device)
+        imitated = are_prior(draw.positions, self.half)
         if cond.uncaptioned is not None:
             imitated |= cond.uncaptioned
-        rows = imitated.nonzero()[:, 0]
-        if len(rows):
-            with torch.no_grad(), self.network.unadapted():
-                x_t = process.q_sample(x_start[rows], t[rows], noise[rows])
-                predicted = process.output(self.network, x_t, t[rows], {"cond": cond.select(rows)})
-            torch.clear_autocast_cache()  # in older versions it keeps weights cast without gradient
-            target = target.index_copy(0, rows, predicted.to(target.dtype))
-        return target
+        with torch.no_grad(), self.network.unadapted():
+            x_t = process.q_sample(x_start, t, noise)
+            predicted = process.output(self.network, x_t, t, {"cond": cond})
+        torch.clear_autocast_cache()  # in older versions it keeps weights cast without gradient
+        return torch.where(imitated.view(-1, *[1] * (target.ndim - 1)), predicted.to(target.dtype), target)

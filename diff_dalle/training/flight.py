@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 FILE = "flight.jsonl"
 CAPACITY = 64  # steps kept between two readings
@@ -45,9 +46,9 @@ class FlightRecorder:
     ) -> None:
         """Keep a step if ``bad``, a scalar on the device, is not 0.
 
-        position: [N] int64 on the CPU; samples: [N] each; scalars: [] each. N and the names stay the same.
+        position: [N] int64; samples: [N] each; scalars: [] each, all on the device. N and the names stay the same.
         """
-        whole = torch.cat([torch.tensor([step]), position]).to(self.device, non_blocking=True)
+        whole = F.pad(position, (1, 0), value=step)
         real = torch.cat([value.detach().float().reshape(-1) for value in (*samples.values(), *scalars.values())])
         if not self.real.numel():
             self.names = tuple(samples), tuple(scalars)

@@ -87,13 +87,18 @@ class Snapshot:
 
     def of(self, state: Any) -> Any:
         """The copy of a state: nested dicts and lists of tensors and plain values."""
-        return replaced(state, self._copy)
+        copy = replaced(state, self._copy)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # once for all copies
+        return copy
 
     def _copy(self, tensor: Tensor) -> Tensor:
         original = tensor.untyped_storage()
         if original._cdata not in self._copies:
             data = torch.empty(0, dtype=torch.uint8, device=original.device).set_(original)
-            self._copies[original._cdata] = original, data.to("cpu", copy=True).untyped_storage()
+            # Pinned, or each copy would wait for the device.
+            host = torch.empty(len(data), dtype=torch.uint8, device="cpu", pin_memory=data.is_cuda)
+            self._copies[original._cdata] = original, host.copy_(data, non_blocking=data.is_cuda).untyped_storage()
         copy = self._copies[original._cdata][1]
         return torch.empty(0, dtype=tensor.dtype).set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
 

@@ -20,9 +20,12 @@ from shard_making import (
 from torch.nn.functional import avg_pool2d
 
 from diff_dalle.config import InputError
+from diff_dalle.data import workers
 from diff_dalle.data.inspection import read_captions
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
+from diff_dalle.data.workers import worker_count
+from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.images.decode import decode_image
 from diff_dalle.images.transforms import Window, center_crop, random_cover, random_crop
 from diff_dalle.randomness import random_uniform
@@ -54,6 +57,30 @@ def test_a_sample_is_its_image_and_its_caption(shards):
         pixels = center_crop(*decode_image(jpeg, 10**6), (16, 16))
         torch.testing.assert_close(batch.images[i], torch.tensor(pixels).permute(2, 0, 1) / 127.5 - 1)
     assert data.describe(11) == f"{shards}/00002.tar : 0011"
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "cores", "beside", "count"),
+    [
+        (None, "cpu", 64, 1, 2),
+        (None, "cuda", 64, 8, 7),
+        (None, "cuda", 64, 1, 16),
+        (None, "cuda", 2, 1, 2),
+        (0, "cuda", 64, 8, 0),
+        (40, "cuda", 8, 8, 40),
+    ],
+)
+def test_workers_are_as_many_as_are_set_or_as_a_gpu_has_cores(setting, device, cores, beside, count, monkeypatch):
+    monkeypatch.setattr(workers, "usable_cores", lambda: cores)
+    assert worker_count(setting, torch.device(device), beside) == count
+
+
+def test_processes_of_a_machine_share_its_cores(shards, monkeypatch):
+    monkeypatch.setattr(workers, "usable_cores", lambda: 12)
+    world = World(SINGLE, torch.device("cpu"))
+    world.node_of = (0, 0, 1)
+    found = load(shards, spec_of(), num_workers=None, device="meta", world=world)
+    assert found.workers == 5
 
 
 @pytest.mark.parametrize("workers, spec", [(1, None), (2, WINDOWED)])

@@ -4,8 +4,6 @@ Tensors on the "meta" device have no values, so reading one raises an error; on 
 host synchronizes with it.
 """
 
-import itertools
-
 import pytest
 import torch
 from network_making import captions, make_generator
@@ -98,9 +96,9 @@ def test_cuda_is_never_waited_for_in_log_snr(settings):
     run_without_waiting(exercise_log_snr("cuda", **settings))
 
 
-@pytest.mark.parametrize(("sampler", "copies"), [("dpm++2m", 0), ("unipc", 0), ("ancestral", 1)])
-def test_a_sampling_step_copies_nothing_but_the_keys_of_its_noise(sampler, copies):
-    """With text, guidance and the network itself: the keys are [N] int64, and not waited for."""
+@pytest.mark.parametrize("sampler", ["dpm++2m", "unipc", "ancestral"])
+def test_sampling_copies_conditions_and_tables_at_its_start_and_then_nothing(sampler):
+    """With text, guidance and the network itself."""
     network = make_generator().eval().requires_grad_(False).to("meta")
     process = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40), "5")
     cond = captions((3, 7))
@@ -109,8 +107,7 @@ def test_a_sampling_step_copies_nothing_but_the_keys_of_its_noise(sampler, copie
     with CountTransfers() as counting:
         for _ in sample_steps(network, process, batch, SamplerConfig(sampler, 5), GuidanceConfig(2.0)):
             counts.append(counting.count)
-    steps = [after - before for before, after in itertools.pairwise(counts)]
-    assert counts[0] > 0 and steps == [copies] * 3 + [0]  # the last step draws no noise
+    assert counts == [2] * 5
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -44,8 +44,8 @@ class Network(nn.Module):
 class Latents(LatentTask):
     """Images as their own latents."""
 
-    def latents(self, images):
-        return images
+    def latents(self, batch):
+        return batch.images
 
     def condition(self, batch, draw=None):
         return batch.cond

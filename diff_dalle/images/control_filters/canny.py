@@ -15,6 +15,7 @@ from .contract import ControlFilter
 
 TANGENT_SHIFT = 15
 TANGENT = 13573  # tan(22.5°) · 2^15, as OpenCV rounds it
+GROWTH = 16  # pixels by which edges grow before it is asked, which waits for the device, whether they still do
 RESIZE_FORMS = ("ratio", "square")
 
 
@@ -77,7 +78,9 @@ def canny_edges(pictures: Tensor, low: int, high: int) -> Tensor:
     candidates = _thinned(dx, dy, size) & (size > low)
     edges = candidates & (size > high)
     while True:
-        grown = F.max_pool2d(edges.float(), 3, 1, 1).bool() & candidates
+        grown = edges
+        for _ in range(GROWTH):
+            grown = F.max_pool2d(grown.float(), 3, 1, 1).bool() & candidates
         if torch.equal(grown, edges):
             return edges
         edges = grown

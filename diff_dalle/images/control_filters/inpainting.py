@@ -23,14 +23,23 @@ MAX_BOXES, BOX_SIDES = 2, (0.25, 0.6)  # of a picture; sides as fractions of its
 MAX_STROKES, STROKE_CORNERS, STROKE_WIDTHS = 3, 4, (0.08, 0.2)  # widths as fractions of the shorter side
 BLUR = 21.5 / 768  # standard deviation relative to the shorter side, as in the published inpainting of 768 pixels
 Uniform = Callable[[str], Tensor]
+NUMBERS = (
+    *("kind", "boxes", "strokes"),
+    *(f"box {i} {what}" for i in range(MAX_BOXES) for what in ("height", "width", "row", "column")),
+    *(f"stroke {i} width" for i in range(MAX_STROKES)),
+    *(f"stroke {i} row {j}" for i in range(MAX_STROKES) for j in range(STROKE_CORNERS)),
+    *(f"stroke {i} column {j}" for i in range(MAX_STROKES) for j in range(STROKE_CORNERS)),
+)
 
 
 def box_or_stroke_masks(size: Sequence[int], draw: Draw) -> Tensor:
     """Masks bool [N, 1, H, W], True = masked: in half of the samples one or two boxes, in the others up to three
     strokes, each of three connected lines."""
 
-    def uniform(purpose: str) -> Tensor:
-        return draw.uniform(f"control mask {purpose}").float()[:, None, None]
+    numbers = draw.uniforms([f"control mask {name}" for name in NUMBERS])
+
+    def uniform(name: str) -> Tensor:
+        return numbers[f"control mask {name}"].float()[:, None, None]
 
     height, width = size
     rows = (torch.arange(height, device=draw.device)[:, None] + 0.5) / height

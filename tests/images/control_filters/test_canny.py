@@ -33,6 +33,17 @@ def test_the_same_edges_as_opencv(channels, low, high):
         np.testing.assert_array_equal(canny_edges(levels, low, high)[0, 0].numpy(), expected > 0)
 
 
+def test_whether_edges_still_grow_is_asked_once_for_sixteen_pixels(monkeypatch):
+    """Each answer waits for the device. An edge of 60 pixels begins where it is strong, and ends after four of them."""
+    asked = []
+    monkeypatch.setattr(torch, "equal", lambda *both: asked.append(both) or bool((both[0] == both[1]).all()))
+    levels = torch.zeros(1, 1, 20, 60, dtype=torch.int32)
+    levels[..., 10:, :] = 40
+    levels[..., 10:, :2] = 200
+    edges = canny_edges(levels, 100, 400)[0, 0]
+    assert edges.any(0)[8:].all() and len(asked) == 5
+
+
 def test_a_square_has_thin_closed_edges():
     """One pixel wide, and nowhere else."""
     levels = torch.zeros(1, 3, 20, 24, dtype=torch.int32)
