@@ -20,8 +20,8 @@ from ..models.precision import DTYPES, resolve_precision
 # iterations (Jordan et al. 2024).
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 4
-# After so many, bf16 has X itself made and its Gram matrix computed anew: what rounding adds to a Gram matrix is not
-# positive, and would grow 12-fold in each further iteration until it is all that is left.
+# After so many in bf16, X itself is computed, and its Gram matrix anew: negative eigenvalues, which rounding gives to a
+# Gram matrix, grow 12-fold in each iteration, and would be all that is left.
 HALF_ITERATIONS = 2
 RMS = 0.2  # root mean square of an update per learning rate, as AdamW's usually have (Liu et al. 2025, eq. 4)
 
@@ -30,8 +30,8 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     """U·Vᵀ of the singular value decompositions U·S·Vᵀ, approximately: singular values above 0.01 of the largest become
     0.7 to 1.2.
 
-    matrices: [N, m, n] fp32 or bf16, m ≤ n. A matrix of zeros stays so. In bf16, which rounds to 0.4 % of the largest
-              value, the result differs from that in fp32 by a few percent of its norm.
+    matrices: [N, m, n] fp32 or bf16, m ≤ n. A matrix of zeros stays so. In bf16 the result differs from that in fp32 by
+              a few percent of its norm, and where most singular values are 0 by a tenth.
 
     The Newton–Schulz iteration multiplies X by polynomials of X·Xᵀ. These are [m, m] and commute, so X itself is needed
     only at its two ends. It starts from X over the fourth root of Σ σ⁴, a bound of the largest singular value that is
@@ -87,7 +87,7 @@ class Muon(AdamW):
     Each matrix is orthogonalized on one of the ranks of ``world``, in bf16 on GPUs that compute in it. Of sharded
     weights, the momenta are sharded too, and a few matrices at a time are whole. Every rank calls ``step``.
 
-    As with fused AdamW, the update is skipped on the device where ``found_inf`` is 1; gradients may be overwritten.
+    As with fused AdamW, the update is skipped on the device where ``found_inf`` is 1. Gradients are overwritten.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], world: World = ALONE, **defaults: Any):
@@ -117,18 +117,13 @@ class Muon(AdamW):
             if not self.state[parameter]:
                 step = torch.zeros((), device=parameter.device)  # of updates, as AdamW counts them
                 self.state[parameter] |= {"step": step, "momentum": torch.zeros_like(parameter.grad)}
-            self.state[parameter]["step"].add_(taken)
-        weights, gradients = local(parameters), local(parameter.grad for parameter in parameters)
-        momenta = local(self.state[parameter]["momentum"] for parameter in parameters)
-        if found is not None:  # also not of values that are not finite
-            for gradient, momentum in zip(gradients, momenta, strict=True):
+            state = self.state[parameter]
+            state["step"].add_(taken)
+            gradient, momentum = local([parameter.grad, state["momentum"]])
+            if found is not None:  # also not of values that are not finite
                 torch.where(found > 0, momentum, gradient, out=gradient)
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        if group["weight_decay"]:
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * taken)
-
-        def direction(number: int) -> Tensor:
-            return _matrix(gradients[number].lerp(momenta[number], group["momentum"]))
+            momentum.lerp_(gradient, 1 - group["momentum"])
+            gradient.lerp_(momentum, group["momentum"])
 
         def updates(matrices: Sequence[Tensor]) -> list[Tensor]:
             wide = [matrix if len(matrix) <= matrix.shape[1] else matrix.T for matrix in matrices]
@@ -142,11 +137,14 @@ class Muon(AdamW):
                     wide[place] = update if len(update) == len(matrices[place]) else update.T
             return wide
 
+        weights, directions = local(parameters), local(parameter.grad for parameter in parameters)
         shapes = [(len(parameter), parameter.numel() // len(parameter)) for parameter in parameters]
-        like = torch.empty(0, dtype=self.dtype, device=weights[0].device)
+        like = torch.empty(0, dtype=self.dtype, device=self.world.device)
         dealing = Dealing(shapes, multiplications, Holders.of(parameters[0], self.world), like)
-        for number, rows in dealing.results(direction, updates):
+        for number, rows in dealing.results(lambda number: _matrix(directions[number]), updates):
             weight = weights[number]
+            if group["weight_decay"]:
+                weight.mul_(1 - group["lr"] * group["weight_decay"] * taken)
             weight.sub_(rows.reshape(weight.movedim(1, -1).shape).movedim(-1, 1))
 
 
