@@ -78,8 +78,8 @@ world.print("fine")
 @pytest.mark.parametrize(
     ("size", "cases"),
     [
-        (2, [("ddp", 10), ("ddp", 2**24), ("fsdp", 400), ("fsdp", 2**24)]),
-        (4, [("ddp", 2**24), ("fsdp", 10), ("hsdp", 10), ("hsdp", 2**24)]),
+        (2, [("ddp", 10), ("fsdp", 400)]),
+        (4, [("ddp", 2**24), ("fsdp", 10), ("hsdp", 2**24)]),
     ],
 )
 def test_losses_and_state_are_those_of_one_process(size, cases):
