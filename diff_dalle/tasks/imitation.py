@@ -41,8 +41,20 @@ class Imitation:
         imitated = are_prior(draw.positions, self.half)
         if cond.uncaptioned is not None:
             imitated |= cond.uncaptioned
+        rows = predicted_rows(imitated)
+        if not len(rows):
+            return target
         with torch.no_grad(), self.network.unadapted():
-            x_t = process.q_sample(x_start, t, noise)
-            predicted = process.output(self.network, x_t, t, {"cond": cond})
+            x_t = process.q_sample(x_start[rows], t[rows], noise[rows])
+            predicted = process.output(self.network, x_t, t[rows], {"cond": cond.select(rows)})
         torch.clear_autocast_cache()  # in older versions it keeps weights cast without gradient
-        return torch.where(imitated.view(-1, *[1] * (target.ndim - 1)), predicted.to(target.dtype), target)
+        imitation = target.index_copy(0, rows, predicted.to(target.dtype))
+        return torch.where(imitated.view(-1, *[1] * (target.ndim - 1)), imitation, target)
+
+
+def predicted_rows(imitated: Tensor) -> Tensor:
+    """The rows whose imitation is predicted: on a CPU those that need it, elsewhere all. To count them would wait for
+    the device, and each number of rows would have its kernels chosen anew."""
+    if imitated.device.type == "cpu":
+        return imitated.nonzero()[:, 0]
+    return torch.arange(len(imitated), device=imitated.device)

@@ -15,7 +15,7 @@ from .contract import ControlFilter
 
 TANGENT_SHIFT = 15
 TANGENT = 13573  # tan(22.5°) · 2^15, as OpenCV rounds it
-GROWTH = 16  # pixels by which edges grow before it is asked, which waits for the device, whether they still do
+PIXELS = 16  # by which edges grow before another device than the CPU is asked, and waited for, whether they still do
 RESIZE_FORMS = ("ratio", "square")
 
 
@@ -76,14 +76,18 @@ def canny_edges(pictures: Tensor, low: int, high: int) -> Tensor:
     channel = (size * len(order) - order).argmax(1, keepdim=True)  # the first of several maxima
     dx, dy, size = (each.gather(1, channel) for each in (dx, dy, size))
     candidates = _thinned(dx, dy, size) & (size > low)
-    edges = candidates & (size > high)
+    return grown(candidates & (size > high), candidates, 1 if pictures.device.type == "cpu" else PIXELS)
+
+
+def grown(edges: Tensor, candidates: Tensor, pixels: int) -> Tensor:
+    """The edges with all candidates that are connected to them; bool [N, 1, H, W]. Whether there are any more is asked
+    once for so many pixels of growth."""
     while True:
-        grown = edges
-        for _ in range(GROWTH):
-            grown = F.max_pool2d(grown.float(), 3, 1, 1).bool() & candidates
-        if torch.equal(grown, edges):
+        before = edges
+        for _ in range(pixels):
+            edges = F.max_pool2d(edges.float(), 3, 1, 1).bool() & candidates
+        if torch.equal(edges, before):
             return edges
-        edges = grown
 
 
 def _sobel(pictures: Tensor) -> tuple[Tensor, Tensor]:

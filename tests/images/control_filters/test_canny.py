@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from diff_dalle.config import InputError
-from diff_dalle.images.control_filters.canny import CannyFilter, CannyParams, canny_edges
+from diff_dalle.images.control_filters.canny import PIXELS, CannyFilter, CannyParams, canny_edges, grown
 from diff_dalle.images.control_filters.contract import Materials
 from diff_dalle.randomness import Draw
 
@@ -33,15 +33,17 @@ def test_the_same_edges_as_opencv(channels, low, high):
         np.testing.assert_array_equal(canny_edges(levels, low, high)[0, 0].numpy(), expected > 0)
 
 
-def test_whether_edges_still_grow_is_asked_once_for_sixteen_pixels(monkeypatch):
-    """Each answer waits for the device. An edge of 60 pixels begins where it is strong, and ends after four of them."""
+@pytest.mark.parametrize(("pixels", "answers"), [(1, 60), (PIXELS, 5)])
+def test_whether_an_edge_of_sixty_pixels_still_grows_is_asked_every_so_many_of_them(pixels, answers, monkeypatch):
+    """And once more when it does not."""
     asked = []
     monkeypatch.setattr(torch, "equal", lambda *both: asked.append(both) or bool((both[0] == both[1]).all()))
-    levels = torch.zeros(1, 1, 20, 60, dtype=torch.int32)
-    levels[..., 10:, :] = 40
-    levels[..., 10:, :2] = 200
-    edges = canny_edges(levels, 100, 400)[0, 0]
-    assert edges.any(0)[8:].all() and len(asked) == 5
+    candidates = torch.zeros(1, 1, 5, 60, dtype=torch.bool)
+    candidates[..., 2, :] = candidates[..., 0, 0] = True
+    edges = torch.zeros_like(candidates)
+    edges[..., 2, 0] = True
+    found = grown(edges, candidates, pixels)
+    assert found[0, 0, 2].all() and found.sum() == 60 and len(asked) == answers
 
 
 def test_a_square_has_thin_closed_edges():
