@@ -52,7 +52,7 @@ from .companions import (
 )
 from .file import CascadeRun, data_of
 from .session import latent_session
-from .stored import Condition, Pictures, changing_pictures, is_text, text_conditions
+from .stored import Condition, Maker, Pictures, changing_pictures, is_text, text_conditions
 
 
 @settings
@@ -154,6 +154,10 @@ class LatentRun(CascadeRun):
         """What these make of a sample that is the same in every epoch."""
         if frozen.text_clip is not None and not self.trains_text:
             yield from text_conditions(frozen.text_clip, filter(is_text, self.needed), data_of(self).caption_field)
+
+    @property
+    def semantic_maker(self) -> Maker:
+        return Maker(SEMANTIC, f"semantic encoder {self.effnet_checkpoint_path}", self.trained_with.semantic)
 
     @property
     def pictures(self) -> Pictures:
@@ -262,15 +266,14 @@ class StageBRun(LatentRun):
         return [STAGE_A, SEMANTIC, *super().needed]
 
     def storable(self, frozen: Frozen) -> Iterator[Condition]:
-        known, semantic, stage_a = self.trained_with, frozen.semantic, cast(StageA, frozen.stage_a)
-        grid = Grid(self.model.channels, known.stage_a_stride)
-        maker = f"stage A {self.stage_a_checkpoint_path}"
-        yield Condition.of_map(STAGE_A, maker, known.stage_a, self.pictures, grid, stage_a.encode)
+        known, pictures, semantic, stage_a = self.trained_with, self.pictures, frozen.semantic, frozen.stage_a
+        assert stage_a is not None
+        maker = Maker(STAGE_A, f"stage A {self.stage_a_checkpoint_path}", known.stage_a)
+        yield Condition.of_images(pictures, maker, stage_a.encode, Grid(self.model.channels, known.stage_a_stride))
         low, high = self.denoising.semantic_scale
         if low == high and not self.trains_encoder:
             grid = Grid(self.model.semantic_channels, known.semantic_stride, low)
-            maker = f"semantic encoder {self.effnet_checkpoint_path}"
-            yield Condition.of_map(SEMANTIC, maker, known.semantic, self.pictures, grid, semantic.encode)
+            yield Condition.of_images(pictures, self.semantic_maker, semantic.encode, grid)
         yield from super().storable(frozen)
 
     def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
@@ -317,14 +320,11 @@ class StageCRun(LatentRun):
         return [SEMANTIC, *(["image"] if self.image_clip_name else []), *super().needed]
 
     def storable(self, frozen: Frozen) -> Iterator[Condition]:
-        known, pictures, clip = self.trained_with, self.pictures, frozen.image_clip
-        grid = Grid(self.model.channels, known.semantic_stride)
-        maker = f"semantic encoder {self.effnet_checkpoint_path}"
-        yield Condition.of_map(SEMANTIC, maker, known.semantic, pictures, grid, frozen.semantic.encode)
+        clip, grid = frozen.image_clip, Grid(self.model.channels, self.trained_with.semantic_stride)
+        yield Condition.of_images(self.pictures, self.semantic_maker, frozen.semantic.encode, grid)
         if clip is not None:
-            yield Condition.of_images(
-                "image", clip.name, clip.identity, pictures, (clip.embed_dim,), clip.encode_images
-            )
+            maker = Maker("image", clip.name, clip.identity)
+            yield Condition.of_images(self.pictures, maker, clip.encode_images, clip.embed_dim)
         yield from super().storable(frozen)
 
     def open_frozen(self, device: torch.device) -> Frozen:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,13 +19,14 @@ from ...data.settings import DataConfig
 from ...data.sidecars import Sidecar
 from ...data.spec import EmbeddingSpec
 from ...embeddings.contract import Clip
-from ...embeddings.material import captions_of
+from ...embeddings.material import EmbeddingsConfig, captions_of
 from ...embeddings.sources import NAMES, Record, folder_record
 from ...images.decode import Size
 from ..recipe import Session, standard_loaders
 
 HOW = "python scripts/prepare_data.py latents"
 SETTING = "latents_path"
+DTYPE = EmbeddingsConfig.dtype  # of the files, unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -58,82 +59,61 @@ class Pictures:
 class Condition:
     """What a frozen network makes of a sample.
 
-    what:      a key of ``embeddings.sources.NAMES``.
-    maker, identity: of the network: for people, and of its weights.
-    made_from: of what; another text means other values.
-    shape:     of one, as in ``Record``.
-    make:      images [N, 3, H, W] in [-1, 1], or texts → [N, …] of one or several conditions, by their ``what``.
-    grid:      of a map.
+    record: of a folder of such files.
+    make:   images [N, 3, H, W] in [-1, 1], or texts → [N, …] of one or several conditions, by their names.
+    grid:   of a map.
     """
 
-    what: str
-    maker: str
-    identity: str
-    made_from: str
-    shape: Shape
+    record: Record
     make: Callable[[Any], Mapping[str, Tensor]]
     grid: Grid | None = None
 
     @classmethod
-    def of_images(
-        cls,
-        what: str,
-        maker: str,
-        identity: str,
-        pictures: Pictures,
-        shape: Shape,
-        encode: Callable[[Tensor], Tensor],
-        grid: Grid | None = None,
-    ) -> Condition:
-        """encode: images, of a map scaled by ``grid.scale``, → [N, …]."""
-        scale = grid.scale if grid else 1.0
-        made_from = pictures.made_from + ("" if scale == 1 else f", scaled by {scale:g}")
+    def of_images(cls, pictures: Pictures, maker: Maker, encode: Callable[[Tensor], Tensor], form: Grid | int):
+        """encode: images, of a map scaled by its grid, → [N, …]. form: of a vector its width."""
+        if isinstance(form, int):
+            return cls(_record(maker, (form,), pictures.made_from), lambda images: {maker.what: encode(images)})
+        made_from = pictures.made_from + ("" if form.scale == 1 else f", scaled by {form.scale:g}")
 
         def make(images: Tensor) -> dict[str, Tensor]:
-            if grid and scale != 1:
-                height, width = images.shape[2:]
-                images = F.interpolate(images, grid.pixels((height, width)), mode="nearest")
-            return {what: encode(images)}
+            height, width = images.shape[2:]
+            return {maker.what: encode(F.interpolate(images, form.pixels((height, width)), mode="nearest"))}
 
-        return cls(what, maker, identity, made_from, shape, make, grid)
+        return cls(_record(maker, (form.width(pictures.sizes),), made_from), make, form)
 
-    @classmethod
-    def of_map(
-        cls, what: str, maker: str, identity: str, pictures: Pictures, grid: Grid, encode: Callable[[Tensor], Tensor]
-    ) -> Condition:
-        return cls.of_images(what, maker, identity, pictures, (grid.width(pictures.sizes),), encode, grid)
-
-    def record(self, dtype: str) -> Record:
-        """That of a folder of files with numbers of this type."""
-        return Record(
-            self.what,
-            redact(self.maker),
-            self.identity,
-            self.shape,
-            dtype,
-            f"{NAMES[self.what]}_{{name}}.npy",
-            0,
-            self.made_from,
-            counts={},
-            missing={},
-        )
+    @property
+    def what(self) -> str:
+        return self.record.what
 
     def find(self, folder: str) -> Stored | None:
         """What is stored of it in the folder of its kind; None = nothing. InputError for what is another, or not
         finished."""
-        record = folder_record(folder)
-        if record is None:
+        found = folder_record(folder)
+        if found is None:
             return None
-        own = replace(self.record(record.dtype), pattern=record.pattern, index_width=record.index_width)
+        own = replace(self.record, dtype=found.dtype, pattern=found.pattern, index_width=found.index_width)
         again = f"make them again by {HOW}, in another folder"
-        if difference := record.difference(own):
+        if difference := found.difference(own):
             raise InputError(Fault(SETTING, f": {folder} holds others than those of this run ({difference}): {again}"))
-        if not record.counts:
+        if not found.counts:
             raise InputError(Fault(SETTING, f": {folder} is not finished: run {HOW} again, or remove it"))
-        sidecar = Sidecar(storage.join(folder, record.pattern), record.index_width)
+        sidecar = Sidecar(storage.join(folder, found.pattern), found.index_width)
         name = {"image": "", "text_states": ""}.get(self.what, self.what)
-        length = self.shape[0] if len(self.shape) > 1 else 0
-        return Stored(folder, record, EmbeddingSpec(self.shape[-1], sidecar, name, length, self.grid, stored=True))
+        length = found.shape[0] if len(found.shape) > 1 else 0
+        return Stored(folder, found, EmbeddingSpec(found.shape[-1], sidecar, name, length, self.grid, stored=True))
+
+
+class Maker(NamedTuple):
+    """What is made, a key of ``embeddings.sources.NAMES``, and by which network: its name, and identity."""
+
+    what: str
+    name: str
+    identity: str
+
+
+def _record(maker: Maker, shape: Shape, made_from: str) -> Record:
+    pattern = f"{NAMES[maker.what]}_{{name}}.npy"
+    return Record(maker.what, redact(maker.name), maker.identity, shape, DTYPE, pattern, 0, made_from, {}, {})
 
 
 @dataclass(frozen=True)
@@ -153,7 +133,8 @@ def text_conditions(clip: Clip, names: Iterable[str], caption_field: str) -> Ite
         return dict(zip(shapes, clip.encode_text(texts), strict=False))
 
     for name in names:
-        yield Condition(name, clip.name, clip.identity, captions_of(caption_field), shapes[name], make)
+        maker = Maker(name, clip.name, clip.identity)
+        yield Condition(_record(maker, shapes[name], captions_of(caption_field)), make)
 
 
 def changing_pictures(data: DataConfig) -> Iterator[Fault]:

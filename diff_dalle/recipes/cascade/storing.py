@@ -26,7 +26,7 @@ from ..spelling import spelled_as_in_file
 from .file import PRECISIONS, data_of
 from .session import sample_spec
 from .stages import LatentRun, with_frozen
-from .stored import SETTING, Condition, is_text
+from .stored import DTYPE, SETTING, Condition, is_text
 
 
 @settings
@@ -42,7 +42,7 @@ class LatentsConfig:
         "embeddings of images; none = all that the run needs and that are the same in every epoch",
         choices=NAMES,
     )
-    dtype: str = option(EmbeddingsConfig.dtype, "type of the files' numbers", choices=("float16", "float32"))
+    dtype: str = option(DTYPE, "type of the files' numbers", choices=("float16", "float32"))
     batch_size: int = option(EmbeddingsConfig.batch_size, "samples that are encoded at once", least=1)
 
     def faults(self) -> Iterator[Fault]:
@@ -87,17 +87,12 @@ class _Conditions(Material):
     ):
         texts = [each for each in conditions if is_text(each.what)]
         self.conditions, self.has_text, self.device = conditions, bool(texts), world.device
-        image, captions = spec.image, spec.captions
-        assert image is not None
-        spec = replace(
-            spec,
-            image=replace(image, read=len(texts) < len(conditions)),
-            captions=tuple(replace(each, read=self.has_text) for each in captions),
-        )
+        assert spec.image is not None
+        spec = replace(spec, image=replace(spec.image, read=len(texts) < len(conditions)))
         loader = Loader(data_of(run), spec, run.loop.seed, device=world.device, world=world)
         self.samples = Samples(loader.collection, loader.order, replace(loader.dataset.recipe, augment=False))
         precision = training_precision(PRECISIONS[run.dtype] if run.dtype else "auto", world.device)
-        records = {each.what: each.record(config.dtype) for each in conditions}
+        records = {each.what: replace(each.record, dtype=config.dtype) for each in conditions}
         form = Form(run.latents_path or "", config.dtype, config.batch_size)
         super().__init__(form, loader.collection, records, precision, world.device)
 
@@ -126,8 +121,8 @@ class _Conditions(Material):
         with autocast(self.precision, self.device):
             for make, each in {each.make: each for each in self.conditions}.items():
                 found |= make(texts if is_text(each.what) else images)
-        values = {each.what: found[each.what].float().cpu().numpy() for each in self.conditions}
-        return {
-            each.what: each.grid.packed(values[each.what], each.shape[0]) if each.grid else values[each.what]
-            for each in self.conditions
-        }
+        values = {}
+        for each in self.conditions:
+            value = found[each.what].float().cpu().numpy()
+            values[each.what] = each.grid.packed(value, each.record.shape[0]) if each.grid else value
+        return values
