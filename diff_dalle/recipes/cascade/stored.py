@@ -69,7 +69,9 @@ class Condition:
     grid: Grid | None = None
 
     @classmethod
-    def of_images(cls, pictures: Pictures, maker: Maker, encode: Callable[[Tensor], Tensor], form: Grid | int):
+    def of_images(
+        cls, pictures: Pictures, maker: Maker, encode: Callable[[Tensor], Tensor], form: Grid | int
+    ) -> Condition:
         """encode: images, of a map scaled by its grid, → [N, …]. form: of a vector its width."""
         if isinstance(form, int):
             return cls(_record(maker, (form,), pictures.made_from), lambda images: {maker.what: encode(images)})

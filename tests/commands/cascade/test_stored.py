@@ -99,6 +99,7 @@ def without_pixels(monkeypatch) -> None:
         ("stage_c", [SQUARES], "float16", "semantic, image, text, text_states", "", 2e-3),
         ("stage_b", [FIXED], "float32", "stage_a, semantic, text", "", 1e-5),
         ("stage_b", [], "float32", "stage_a, text", "semantic", 1e-5),
+        ("stage_b", [FIXED, ("train_encoder", True)], "float16", "stage_a, text", "semantic", 2e-3),
     ],
 )
 def test_training_equals_that_without(
