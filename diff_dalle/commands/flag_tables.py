@@ -33,7 +33,8 @@ Settings are flags. Later sources win: default < `--preset NAME` < `--config FIL
 `python -m diff_dalle` lists the commands and runs them: `python -m diff_dalle sample` is `python scripts/sample.py`.
 With the extra `completion` and `activate-global-python-argcomplete`, the shell completes its commands and flags.
 [`tour.ipynb`](tour.ipynb) is a tour of the library as a notebook.
-`bash scripts/test.sh` runs the tests. `python scripts/readme_flags.py` writes this file and the table of presets."""
+`bash scripts/test.sh` runs the tests, `bash scripts/gpu_check.sh FOLDER` what nine minutes of a GPU are for.
+`python scripts/readme_flags.py` writes this file and the table of presets."""
 
 
 @dataclass(frozen=True)
