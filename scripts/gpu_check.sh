@@ -3,7 +3,8 @@
 #   bash scripts/gpu_check.sh [FOLDER [SECONDS]]
 # FOLDER (runs/gpu_check) gets environment.txt, table.md, tests.txt and errors.txt, each line as soon as it is known; all
 # ends within SECONDS (530), of which the table has four sevenths, and a file of tests at most a fifth.
-# Installs nothing and needs no network: torch for CUDA and numpy are enough, pytest for the tests, diffusers for a row.
+# Installs nothing and needs no network, MPI, webdataset, blobfile or ftfy: torch for CUDA and NEEDED are enough, pytest for
+# the tests, diffusers for a row.
 # Exit status: 0 = the table has been written to its end, and all tests have passed.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -40,12 +41,13 @@ def version(name):
     except importlib.metadata.PackageNotFoundError:
         return "missing"
 
-names = ("torch", "triton", "numpy", "pytest", "diffusers")
-print(platform.platform(), f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in names), sep="\n")
-try:
-    import torch
-except ImportError as error:
-    sys.exit(f"error: there is nothing to check, because torch cannot be imported: {error}")
+NEEDED = ("numpy", "pillow", "pyyaml", "tqdm", "urllib3")
+versions = {name: version(name) for name in ("torch", "triton", *NEEDED, "pytest", "diffusers")}
+print(platform.platform(), f"Python {platform.python_version()}", *map(" ".join, versions.items()), sep="\n")
+if missing := [name for name in ("torch", *NEEDED) if versions[name] == "missing"]:
+    sys.exit(f"error: nothing can be checked without the packages {', '.join(missing)}")
+import torch
+
 if not torch.cuda.is_available():
     sys.exit(f"error: there is nothing to check, because torch {torch.__version__} finds no CUDA device on this machine")
 device = torch.cuda.get_device_properties(0)
@@ -57,7 +59,7 @@ PYTHON
 budget=$((total * 4 / 7))
 part "table" table.md $((budget + 20)) python3 scripts/benchmark.py --benchmarks gpu --seconds "$budget" || true
 if python3 -c "import pytest" 2>/dev/null; then
-    for file in $(grep -lrwE "on_gpu|needs_cuda" tests --include "test_*.py" | sort --reverse); do
+    for file in $(grep -lrE "^from waiting import .*\b(on_gpu|needs_cuda)\b" tests --include "test_*.py" | sort --reverse); do
         part "$file" tests.txt $((total / 5)) python3 -m pytest -q -m gpu -rfE --durations 3 -p no:cacheprovider \
             -o faulthandler_timeout=60 "$file" || true
     done

@@ -1,5 +1,7 @@
 """scripts/gpu_check.sh: with a stand-in for Python, that parts which hang or fail leave the others; without a GPU."""
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -8,7 +10,9 @@ from pathlib import Path
 import pytest
 from waiting import GPU
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu_check.sh"
+TESTS = Path(__file__).parent
+SCRIPT = TESTS.parent / "scripts" / "gpu_check.sh"
+IMPORT = "from waiting import"
 PYTHON = """#!/bin/sh
 case "$*" in
     -) echo "a device"; cat > ../environment.py;;
@@ -30,9 +34,9 @@ def checkout(tmp_path):
     shutil.copy(SCRIPT, checkout / "scripts")
     (tmp_path / "bin" / "python3").write_text(PYTHON)
     (tmp_path / "bin" / "python3").chmod(0o755)
-    for name, text in {"a": "@on_gpu", "room/b": "@needs_cuda", "c": "test_on_gpus"}.items():
+    for name, text in {"a": "on_gpu", "room/b": "GPU, needs_cuda", "c": "GPU"}.items():
         folder, _, name = name.rpartition("/")
-        (checkout / "tests" / folder / f"test_{name}.py").write_text(text)
+        (checkout / "tests" / folder / f"test_{name}.py").write_text(f"{IMPORT} {text}\n")
     return checkout
 
 
@@ -61,7 +65,7 @@ def test_all_parts_are_shown_and_kept(checkout):
 
 @pytest.mark.parametrize(("text", "said"), [("hangs", "time is up"), ("fails", "status 1")])
 def test_a_file_that_hangs_or_fails_leaves_the_others(checkout, text, said):
-    (checkout / "tests" / "test_a.py").write_text(f"on_gpu {text}")
+    (checkout / "tests" / "test_a.py").write_text(f"{IMPORT} on_gpu  # {text}\n")
     done, files = check(checkout, "out", "10")
     assert done.returncode == 1 and "Not all is well" in done.stdout
     assert files["tests.txt"] == (f"tests of tests/test_a.py\ntests/test_a.py: {said}\ntests of tests/room/test_b.py\n")
@@ -79,6 +83,41 @@ def test_without_pytest_the_table_is_made(checkout):
     done, files = check(checkout)
     assert done.returncode == 1 and files["table.md"] == "| a row |\n"
     assert files["tests.txt"] == "The tests were not run: pytest is missing\n"
+
+
+def pattern():
+    """Of the line that imports a mark, by which the script finds tests."""
+    (found,) = re.findall(r'grep -lrE "(.*?)"', SCRIPT.read_text())
+    return re.compile(found, re.MULTILINE)
+
+
+def test_every_file_with_marked_tests_is_run():
+    for path in TESTS.glob("**/test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        marked = re.search(r"(?m)^(@|pytestmark = \W*)(on_gpu|needs_cuda)\b", text)
+        assert bool(marked) == bool(pattern().search(text)), path
+
+
+def test_table_and_tests_need_no_other_package():
+    """Beside what the script names: what else this package requires cannot be imported."""
+    (needed,) = re.findall(r"NEEDED = (\(.*\))", SCRIPT.read_text())
+    required = re.findall(r'"([a-z0-9]+)[<>=;"]', (TESTS.parent / "setup.py").read_text().split("extras_require")[0])
+    missing = set(required) - {"torch", *ast.literal_eval(needed)}
+    assert {"mpi4py", "webdataset", "blobfile", "ftfy"} <= missing
+    files = [str(path) for path in TESTS.glob("**/test_*.py") if pattern().search(path.read_text(encoding="utf-8"))]
+    code = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in {missing}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+sys.path.insert(0, {str(TESTS)!r})
+import pytest, benchmarks.gpu
+sys.exit(pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", *{files}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(GPU, reason="there is a GPU")

@@ -14,8 +14,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from braceexpand import braceexpand
-
 from .. import storage
 from ..config import MAX_TEXT, Fault, InputError, load_texts, named, quantity, redact
 from ..randomness import permutation
@@ -42,6 +40,8 @@ def find_shards(sources: Sequence[str] | str, flag: str = DATA_DIR) -> list[str]
 
 
 def _expand(source: str, flag: str) -> list[str]:
+    from braceexpand import braceexpand  # which steps can be computed without: see scripts/gpu_check.sh
+
     if storage.scheme(source) == "pipe":
         return [source]
     remote = storage.is_remote(source)

@@ -7,7 +7,7 @@ host synchronizes with it.
 import pytest
 import torch
 from network_making import captions, make_generator
-from waiting import CountTransfers, needs_cuda, run_without_waiting, transfers
+from waiting import CountNumbers, CountTransfers, needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import (
@@ -108,6 +108,17 @@ def test_sampling_copies_conditions_and_tables_at_its_start_and_then_nothing(sam
         for _ in sample_steps(network, process, batch, SamplerConfig(sampler, 5), GuidanceConfig(2.0)):
             counts.append(counting.count)
     assert counts == [2] * 5
+
+
+def test_what_would_wait_is_counted():
+    values, there = torch.zeros(2), torch.empty(2, device="meta")
+    with CountTransfers() as copies, CountNumbers() as made:
+        values.to("meta")
+        values.to("meta", non_blocking=True)
+        there.copy_(values, non_blocking=True)
+        torch.tensor([1.0])
+        torch.tensor([1.0], device="meta")
+    assert (copies.count, copies.waiting, made.count) == (3, 1, 1)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
