@@ -122,6 +122,8 @@ class ResBlock(nn.Module):
     convolutions from them again, which takes 1 % of a step and saves a third of the activations.
     """
 
+    full_precision = ("emb",)  # see ``cast_weights``: casts would take longer than they save
+
     def __init__(
         self,
         channels: int,
@@ -157,7 +159,8 @@ class ResBlock(nn.Module):
         else:
             h = self._transient(self.in_norm(x, silu=True)).through(self.resample).into(self.in_conv)
             x = self.resample(x)
-        signal = self.emb(emb)
+        with autocast_disabled(emb.device):
+            signal = self.emb(emb)
         if self.use_scale_shift_norm:
             h = self.out_norm(h, signal, silu=True)
         else:
