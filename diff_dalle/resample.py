@@ -27,7 +27,7 @@ class ScheduleSampler(resample.ScheduleSampler):
 
     def __init__(self, diffusion):
         super().__init__(diffusion)
-        self.diffusion = diffusion
+        self.num_timesteps = diffusion.num_timesteps
 
     @abstractmethod
     def weights(self) -> np.ndarray:

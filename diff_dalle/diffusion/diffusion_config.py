@@ -9,11 +9,18 @@ from dataclasses import fields
 import numpy as np
 
 from ..config import Fault, faults_of, named, option, settings
+from .gaussian_diffusion import GaussianDiffusion
+from .log_snr import LogSnrProcess
+from .log_snr_config import LogSnrConfig
+from .log_snr_targets import TARGETS
 from .losses import MIN_SNR_GAMMA, P2_GAMMA, P2_K, min_snr_weights, p2_weights
 from .parametrization import LOSSES, PREDICTIONS, VARIANCES
 from .respace import SpacedDiffusion, space_timesteps
 from .schedules import MAX_STEPS, SCHEDULES, get_named_beta_schedule
 from .spacing import check_spacing, spaced_steps
+
+FLOW = "flow"  # a noise schedule in continuous time, and a prediction type that goes with it
+TrainingProcess = GaussianDiffusion | LogSnrProcess
 
 
 @settings
@@ -37,7 +44,29 @@ class NoiseConfig:
 class DiffusionConfig(NoiseConfig):
     """Diffusion process"""
 
-    prediction: str = option("eps", "prediction type of the network", choices=PREDICTIONS)
+    noise_schedule: str = option(
+        "linear",
+        "noise schedule; flow is (1 − t) x_start + t noise (rectified flow), in continuous time: no diffusion_steps",
+        choices=(*SCHEDULES, FLOW),
+    )
+    prediction: str = option(
+        "eps",
+        "prediction type of the network; flow is noise − x_start, and requires the noise schedule flow",
+        choices=(*PREDICTIONS, FLOW),
+    )
+    flow_shift: float = option(
+        1.0,
+        "flow: α/σ is divided by this, in training and sampling; above 1 = more noise, for larger images",
+        needs=("noise_schedule", FLOW),
+        above=0,
+    )
+    loss_space: str | None = option(
+        None,
+        "flow: what the error is measured of, to which that of the network's prediction is converted; none = the "
+        "prediction",
+        choices=TARGETS,
+        needs=("noise_schedule", FLOW),
+    )
     variance: str = option(
         "fixed_large",
         "variance of a sampling step; learned variances double the output channels",
@@ -78,11 +107,60 @@ class DiffusionConfig(NoiseConfig):
     )
 
     def faults(self) -> Iterator[Fault]:
-        yield from super().faults()
+        if self.is_flow:
+            yield from self._faults_of_flow()
+        else:
+            yield from super().faults()
+            if self.prediction == FLOW:
+                remedy = f"set {named('noise_schedule')} to flow, or this to v"
+                yield Fault.of(self, "prediction", f"{named('noise_schedule')} is {self.noise_schedule}: {remedy}")
         if self.loss_weighting != "none" and LOSSES[self.loss_type].is_vb():
             loss = named("loss_type")
             rule = f"the variational bound ({loss} {self.loss_type}) has its own weights"
             yield Fault.of(self, "loss_weighting", f"{rule}: set it to none, or {loss} to rescaled_mse")
+
+    def _faults_of_flow(self) -> Iterator[Fault]:
+        schedule = f"{named('noise_schedule')} flow"
+        for name in ("diffusion_steps", "rescale_timesteps"):
+            if getattr(self, name) != getattr(DiffusionConfig, name):
+                yield Fault.of(self, name, f"{schedule} has no steps of training: leave it out")
+        if self.prediction not in TARGETS:
+            yield Fault.of(self, "prediction", f"{schedule} has {', '.join(TARGETS)}: set it to one of them")
+        if self.variance_is_learned:
+            yield Fault.of(self, "variance", f"{schedule} learns none: set it to fixed_small or fixed_large")
+        if self.loss_type != "mse":
+            yield Fault.of(self, "loss_type", f"{schedule} has the squared error alone: set it to mse")
+        if self.loss_space and self.loss_weighting != "none":
+            rule = f"{named('loss_space')} weighs the error too: leave one of them out"
+            yield Fault.of(self, "loss_weighting", rule)
+
+    @property
+    def is_flow(self) -> bool:
+        """Whether the process is in continuous time, that of ``flow``."""
+        return self.noise_schedule == FLOW
+
+    @property
+    def flow(self) -> LogSnrConfig:
+        """The process of the noise schedule flow. The network's time input is t × 1,000, as with rescaled steps."""
+        # The weights are those of ``create_gaussian_diffusion``: of the error of eps, min_snr's told of x_start.
+        space, weight, limit = {
+            "none": (self.loss_space, "none", LogSnrConfig.loss_space_limit),
+            "min_snr": ("x_start", "min_snr", 0.0),
+            "p2": ("eps", "p2", 0.0),
+        }[self.loss_weighting]
+        return LogSnrConfig(
+            "rectified_flow",
+            shift=self.flow_shift,
+            scaler="lerp",
+            prediction=self.prediction,
+            noise_condition="flow_steps",
+            loss_weighting=(weight,),
+            loss_space=space,
+            loss_space_limit=limit,
+            p2_k=self.p2_k,
+            p2_gamma=self.p2_gamma,
+            min_snr_gamma=self.min_snr_gamma,
+        )
 
     @property
     def variance_is_learned(self) -> bool:
@@ -90,13 +168,18 @@ class DiffusionConfig(NoiseConfig):
         return VARIANCES[self.variance].is_learned
 
 
+def training_process(config: DiffusionConfig) -> TrainingProcess:
+    """The process that a network is trained in. ``SamplerConfig.process`` gives that of its sampling."""
+    return LogSnrProcess(config.flow) if config.is_flow else create_gaussian_diffusion(config)
+
+
 def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "", spacing: str = "even") -> SpacedDiffusion:
-    """The process described by ``config``.
+    """The process in discrete steps described by ``config``.
 
     respacing: steps to keep, as for ``space_timesteps``; empty = all steps.
     spacing:   of SPACINGS, for a ``respacing`` that is a number of steps.
 
-    Raises InputError if there are no such steps.
+    Raises InputError if there are no such steps, and for the noise schedule flow.
     """
     betas = config.betas
     steps: Collection[int] = space_timesteps(config.diffusion_steps, respacing or [config.diffusion_steps])

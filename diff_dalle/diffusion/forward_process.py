@@ -76,6 +76,15 @@ class ForwardProcess:
         """[T] signal-to-noise ratio ᾱ / (1 − ᾱ)."""
         return self.alphas_cumprod / self.one_minus_alphas_cumprod
 
+    @property
+    def duration(self) -> float:
+        """In the unit of t."""
+        return self.num_timesteps
+
+    def times(self, fraction: Tensor) -> Tensor:
+        """Fractions [N] of the process, 0 = the first step and 1 = noise → the steps t [N] int64 there."""
+        return (fraction * self.num_timesteps).long().clamp(max=self.num_timesteps - 1)  # float32 may round up to T
+
     def fraction(self, t: int) -> float:
         """The position of step t in the original process: 0 for its first step, just below 1 for its last."""
         return t / self.num_timesteps

@@ -183,6 +183,11 @@ class GaussianDiffusion(ReverseProcess):
 
     # ------------------------------------------------------------------------------------------------------ training
 
+    @property
+    def noisiest(self) -> ReverseProcess:
+        """A process whose last step is at the end of this one."""
+        return self
+
     def target(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """The training target of the steps t [N], of x_start's shape."""
         if self.model_mean_type == ModelMeanType.EPSILON:

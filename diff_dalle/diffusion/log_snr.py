@@ -69,6 +69,12 @@ class LogSnrProcess:
 
     # ------------------------------------------------------------------------------------------------------ training
 
+    duration = 1.0  # in the unit of times
+
+    def times(self, fraction: Tensor) -> Tensor:
+        """Fractions [N] of the process, 0 = clean and 1 = noise → the times t [N] there: the same."""
+        return fraction
+
     def training_times(self, u: Tensor) -> Tensor:
         """u [N], uniform in [0, 1) → times t [N] to train at: at least .001, except with a schedule that is itself a
         distribution."""
@@ -86,12 +92,20 @@ class LogSnrProcess:
 
     def loss_weight(self, log_snr: Tensor) -> Tensor:
         """[N] float32, the weight of the error at log_snr [N]."""
+        product = self._conversion(log_snr).square()
         log_snr = log_snr + 2 * math.log(self.config.loss_shift)
-        product = torch.ones_like(log_snr)
         for weight, divides in self._weights:
             product = product / weight(log_snr) if divides else product * weight(log_snr)
         low, high = self.config.loss_weight_limits
         return product.clamp(low, high).float()
+
+    def _conversion(self, log_snr: Tensor) -> Tensor:
+        """[N], by which an error of the prediction becomes one of ``loss_space``."""
+        space, prediction = self.config.loss_space, self.config.prediction
+        if space in (None, prediction):
+            return torch.ones_like(log_snr)
+        a, b = self._scaler(log_snr)
+        return TARGETS[space].size(a, b) / self._target.size(a, b).clamp(min=self.config.loss_space_limit)
 
     def scales(self, log_snr: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """a and b at log_snr [N], [N, 1, …] in x's precision, at least float32."""
@@ -182,7 +196,13 @@ class LogSnrProcess:
     # ------------------------------------------------------------------------------------------------------ sampling
 
     def steps(
-        self, count: int, shift: float = 1.0, t_start: float = 1.0, t_end: float = 0.0, spacing: str = "even"
+        self,
+        count: int,
+        shift: float = 1.0,
+        t_start: float = 1.0,
+        t_end: float = 0.0,
+        spacing: str = "even",
+        variance: ModelVarType = ModelVarType.FIXED_SMALL,
     ) -> LogSnrSteps:
         """``count`` sampling steps: the first ``count`` of count + 1 evenly spaced times from t_start to t_end.
 
@@ -190,6 +210,7 @@ class LogSnrProcess:
 
         shift:   multiplies that of the process.
         spacing: of TIME_SPACINGS; those other than even place ``count`` levels from that of t_start to that of t_end.
+        variance: one of the fixed ones.
 
         Raises InputError for fewer than 1 step, and unless 0 <= t_end < t_start <= 1 and shift > 0.
         """
@@ -219,7 +240,12 @@ class LogSnrProcess:
             log_snr = 2 * LEVEL_SPACINGS[spacing](noisy, clean, count)[::-1]
             times = _times_of(schedule, log_snr, t_end, t_start)
         noisier = np.diff(torch.sigmoid(torch.from_numpy(log_snr)).numpy(), prepend=1.0) < 0
-        return LogSnrSteps(self, times[noisier], log_snr[noisier])
+        return LogSnrSteps(self, times[noisier], log_snr[noisier], variance)
+
+    @property
+    def noisiest(self) -> LogSnrSteps:
+        """A process whose last step is at the end of this one."""
+        return self.steps(1)
 
 
 def _times_of(schedule: Callable[[np.ndarray], np.ndarray], log_snr: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -245,7 +271,7 @@ class _Limited:
 
 
 class LogSnrSteps(ReverseProcess):
-    """The discrete process between some times of a ``LogSnrProcess``, with the small fixed variance.
+    """The discrete process between some times of a ``LogSnrProcess``.
 
     It is variance preserving, as samplers, guidance and editing require. With a scaler that is not, x_t differs from
     the network's by the factor sqrt(a² + b²) alone: ``model_input`` multiplies by it, and the network's output is read
@@ -253,16 +279,23 @@ class LogSnrSteps(ReverseProcess):
 
     times:   [T] float64, increasing, in (0, 1].
     log_snr: [T] float64, strictly decreasing, at these times.
+    variance: one of the fixed ones.
     """
 
-    def __init__(self, process: LogSnrProcess, times: np.ndarray, log_snr: np.ndarray):
+    def __init__(
+        self,
+        process: LogSnrProcess,
+        times: np.ndarray,
+        log_snr: np.ndarray,
+        variance: ModelVarType = ModelVarType.FIXED_SMALL,
+    ):
         self._process, self.times, self._log_snr = process, times, log_snr
         levels = torch.from_numpy(log_snr)
         alphas_cumprod = torch.sigmoid(levels).numpy()
         betas = 1 - alphas_cumprod / np.append(1.0, alphas_cumprod[:-1])
-        # A rectified flow is a velocity too; _x_start reads it.
+        # A flow is a velocity too; _x_start reads it.
         mean_type = PREDICTIONS.get(process.config.prediction, ModelMeanType.VELOCITY)
-        super().__init__(betas, mean_type, ModelVarType.FIXED_SMALL)
+        super().__init__(betas, mean_type, variance)
         a, b = SCALERS[process.config.scaler](levels)
         self.signal_scale, self.noise_scale, self.input_scale = a.numpy(), b.numpy(), torch.hypot(a, b).numpy()
         self.time_inputs = process.condition(levels).numpy()
@@ -273,7 +306,7 @@ class LogSnrSteps(ReverseProcess):
         return math.nextafter(self.times[t], 0.0)
 
     def truncated(self, count: int) -> LogSnrSteps:
-        return LogSnrSteps(self._process, self.times[:count], self._log_snr[:count])
+        return LogSnrSteps(self._process, self.times[:count], self._log_snr[:count], self.model_var_type)
 
     def model_input(self, x: Tensor, t: Tensor | int) -> Tensor:
         return x * self.at("input_scale", t, x)

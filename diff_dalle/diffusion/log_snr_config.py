@@ -66,13 +66,14 @@ class LogSnrConfig:
     )
     prediction: str = option(
         "eps",
-        "prediction type of the network: rectified_flow is noise − x_start, and requires the scaler lerp",
+        "prediction type of the network: flow is noise − x_start, and requires the scaler lerp",
         choices=TARGETS,
     )
     noise_condition: str = option(
         "cosine",
         "how the network is told the noise level: as time on the schedule cosine or stable_diffusion (0 = clean), as "
-        "share of x_start (rectified_flow), sigmoid(−log-SNR), log(σ)/4 (edm), log_snr itself, or sigma = σ/α",
+        "share of x_start (rectified_flow), share of noise × 1,000 (flow_steps), sigmoid(−log-SNR), log(σ)/4 (edm), "
+        "log_snr itself, or sigma = σ/α",
         choices=NOISE_CONDITIONS,
     )
     noise_condition_steps: int = option(
@@ -110,6 +111,18 @@ class LogSnrConfig:
     )
     loss_shift: float = option(1.0, "α/σ is multiplied by this before weighting", above=0)
     loss_weight_limits: tuple[float, ...] = option((1e-7, 1e7), "smallest and largest weight of the error, LOW,HIGH")
+    loss_space: str | None = option(
+        None,
+        "what the error is measured of, to which that of the network's prediction is converted, before weighting; none "
+        "= the prediction",
+        choices=TARGETS,
+    )
+    loss_space_limit: float = option(
+        0.05,
+        "the conversion to loss_space divides the error by σ (prediction x_start) or α (eps), but by no less than this",
+        needs=("loss_space",),
+        least=0,
+    )
     offset_noise: float = option(
         0.0, "standard deviation of a constant added to the noise of each channel in training; 0 = none", least=0
     )
@@ -120,7 +133,7 @@ class LogSnrConfig:
     )
 
     def faults(self) -> Iterator[Fault]:
-        if self.prediction == "rectified_flow" and self.scaler != "lerp":
+        if self.prediction == "flow" and self.scaler != "lerp":
             rule = f"{named('scaler')} is {self.scaler}, of which it does not determine x_start"
             yield Fault.of(self, "prediction", f"{rule}: set {named('scaler')} to lerp, or this to v")
         if self.log_snr_schedule == ADAPTIVE and (self.log_snr_interpolation or self.log_snr_steps):
@@ -134,6 +147,12 @@ class LogSnrConfig:
         ends = self.loss_weight_limits
         if len(ends) != 2 or not 0 <= ends[0] < ends[1]:
             yield Fault.of(self, "loss_weight_limits", "must be LOW,HIGH with 0 <= LOW < HIGH")
+
+    @staticmethod
+    def earlier(recorded: Mapping) -> Mapping:
+        """The prediction flow had the name of its schedule."""
+        old = recorded.get("prediction") == "rectified_flow"
+        return {**recorded, "prediction": "flow"} if old else recorded
 
     @property
     def log_shift(self) -> float:

@@ -97,9 +97,13 @@ def edm_log_snr(t: Tensor) -> Tensor:
 def edm_train_log_snr(t: Tensor) -> Tensor:
     """Quantiles of log σ ~ N(−1.2, 1.2²), the noise levels of training in Karras et al. 2022, table 1: with uniform t
     they have that distribution."""
-    t = t.clamp(_LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
-    normal = math.sqrt(2) * torch.erfinv(2 * t - 1)
-    return -2 * (_EDM_MEAN + _EDM_STD * normal)
+    return -2 * (_EDM_MEAN + _EDM_STD * normal_quantile(t))
+
+
+def normal_quantile(p: Tensor) -> Tensor:
+    """The value below which a standard normal variable is with probability p [N], limited to [1e-6, 1 − 1e-6]."""
+    p = p.clamp(_LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+    return math.sqrt(2) * torch.erfinv(2 * p - 1)
 
 
 LOG_SNR_SCHEDULES: dict[str, LogSnrSchedule] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,10 +36,13 @@ class Target:
 
     make: (x_start, noise, a, b) → the training target.
     read: (x_t, the network's output, a, b) → x_start and noise; of the target they are the true ones.
+    size: (a, b) → the size of its error, up to a factor that all targets share. As x_t is known, an error of a e in
+          eps is one of −b e in x_start, and the other targets are made of these two.
     """
 
     make: Callable[..., Tensor]
     read: Callable[..., Pair]
+    size: Callable[..., Any]
 
 
 def _read_eps(x_t: Tensor, output: Tensor, a, b) -> Pair:
@@ -59,14 +63,14 @@ def _read_v(x_t: Tensor, output: Tensor, a, b) -> Pair:
     return (a * x_t - b * output) / power, (b * x_t + a * output) / power
 
 
-def _read_rectified_flow(x_t: Tensor, output: Tensor, a, b) -> Pair:
+def _read_flow(x_t: Tensor, output: Tensor, a, b) -> Pair:
     """For a + b = 1 alone."""
     return x_t - b * output, x_t + a * output
 
 
 TARGETS: dict[str, Target] = {
-    "eps": Target(lambda x_start, noise, a, b: noise, _read_eps),
-    "x_start": Target(lambda x_start, noise, a, b: x_start, _read_x_start),
-    "v": Target(_make_v, _read_v),
-    "rectified_flow": Target(lambda x_start, noise, a, b: noise - x_start, _read_rectified_flow),
+    "eps": Target(lambda x_start, noise, a, b: noise, _read_eps, lambda a, b: a),
+    "x_start": Target(lambda x_start, noise, a, b: x_start, _read_x_start, lambda a, b: b),
+    "v": Target(_make_v, _read_v, lambda a, b: a**2 + b**2),
+    "flow": Target(lambda x_start, noise, a, b: noise - x_start, _read_flow, lambda a, b: a + b),
 }

@@ -21,6 +21,7 @@ NOISE_CONDITIONS: dict[str, NoiseCondition] = {
     "cosine": cosine_time,  # the time on the cosine schedule, so that a shifted schedule looks like a later time
     "stable_diffusion": stable_diffusion_time,
     "rectified_flow": lambda log_snr: torch.sigmoid(log_snr / 2),  # the share of x_start: 1 = clean
+    "flow_steps": lambda log_snr: 1000 * torch.sigmoid(-log_snr / 2),  # the share of noise, as one of 1,000 steps
     "sigmoid": lambda log_snr: torch.sigmoid(-log_snr),  # σ²
     "edm": lambda log_snr: -log_snr / 8,  # log(σ) / 4 (Karras et al. 2022, table 1)
     "log_snr": lambda log_snr: log_snr,

@@ -1,4 +1,4 @@
-"""Distributions of training timesteps, with the weights that keep the loss unbiased.
+"""Distributions of training timesteps, with the weights of their losses.
 
 A sampler maps uniform numbers to timesteps by inverse transform sampling, so the caller controls what a sample's
 timestep depends on, and everything stays on the device.
@@ -7,7 +7,7 @@ timestep depends on, and everything stays on the device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -15,17 +15,21 @@ from torch import Tensor
 
 from ..config import InputError, lookup, named, option, settings
 from .forward_process import ForwardProcess
+from .log_snr import LogSnrProcess
+from .log_snr_schedules import normal_quantile
 
 
 class ScheduleSampler(ABC):
-    """A distribution over the timesteps 0 … T-1 of ``diffusion``."""
+    """A distribution over the times of ``diffusion``: its steps 0 … T-1, or 0 to 1 in continuous time."""
 
-    def __init__(self, diffusion: ForwardProcess):
-        self.num_timesteps = diffusion.num_timesteps
+    observes = False  # whether it depends on the losses
+
+    def __init__(self, diffusion: ForwardProcess | LogSnrProcess):
+        self.diffusion = diffusion
 
     @abstractmethod
     def sample_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """u [N] in [0, 1) → (t [N] int64, weights [N] float32): E over u of weight × loss(t) = mean loss over t."""
+        """u [N] in [0, 1) → (t [N], weights [N] float32): t grows with u, the time as a fraction of the process."""
 
     def sample(self, batch_size: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
         """``sample_at`` with numbers from numpy's global generator: a seed gives Guided-Diffusion's timesteps."""
@@ -52,15 +56,31 @@ def in_proportion(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class UniformSampler(ScheduleSampler):
-    """Every step with the same probability."""
+    """Every time with the same probability."""
 
     def sample_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        t = (u * self.num_timesteps).long().clamp(max=self.num_timesteps - 1)  # float32 u may round up to T
-        return t, torch.ones_like(u, dtype=torch.float32)
+        return self.diffusion.times(u), torch.ones_like(u, dtype=torch.float32)
+
+
+class LogitNormalSampler(ScheduleSampler):
+    """Times whose logit is normally distributed (Esser et al. 2024, section 3.1), without weights: what is seen more
+    often counts more.
+
+    mean, std: of log(t / (1 − t)), t as a fraction of the process, 1 = noise. A mean above 0 = more noise.
+    """
+
+    def __init__(self, diffusion: ForwardProcess | LogSnrProcess, mean: float = 0.0, std: float = 1.0):
+        super().__init__(diffusion)
+        self.mean, self.std = mean, std
+
+    def sample_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        fraction = torch.sigmoid(self.mean + self.std * normal_quantile(u))
+        return self.diffusion.times(fraction), torch.ones_like(u, dtype=torch.float32)
 
 
 class LossSecondMomentResampler(ScheduleSampler):
-    """Steps in proportion to the root mean square of their latest losses (Nichol & Dhariwal 2021, section 3.3).
+    """Steps in proportion to the root mean square of their latest losses (Nichol & Dhariwal 2021, section 3.3), with
+    the weights that keep the loss unbiased: E over u of weight × loss(t) = mean loss over t.
 
     Uniform until every step has a full history.
 
@@ -68,8 +88,11 @@ class LossSecondMomentResampler(ScheduleSampler):
     uniform_prob:     share of the distribution that stays uniform.
     """
 
+    observes = True
+
     def __init__(self, diffusion: ForwardProcess, history_per_term: int = 10, uniform_prob: float = 0.001):
         super().__init__(diffusion)
+        self.num_timesteps = diffusion.num_timesteps
         self.history_per_term, self.uniform_prob = history_per_term, uniform_prob
         # One extra row, to which ``update`` writes discarded losses.
         self._history = torch.zeros(self.num_timesteps + 1, history_per_term)
@@ -127,15 +150,17 @@ class LossSecondMomentResampler(ScheduleSampler):
         self._history[:-1], self._counts[:-1] = history.to(self._history), counts.to(self._counts)
 
 
-SCHEDULE_SAMPLERS: dict[str, type[ScheduleSampler]] = {
+LOGIT_NORMAL, LOSS_AWARE = "logit_normal", "loss-second-moment"
+SCHEDULE_SAMPLERS: dict[str, Callable[..., ScheduleSampler]] = {
     "uniform": UniformSampler,
-    "loss-second-moment": LossSecondMomentResampler,
+    LOGIT_NORMAL: LogitNormalSampler,
+    LOSS_AWARE: LossSecondMomentResampler,
 }
 
 
-def create_named_schedule_sampler(name: str, diffusion: ForwardProcess) -> ScheduleSampler:
-    """A sampler of SCHEDULE_SAMPLERS with its default settings."""
-    return lookup(SCHEDULE_SAMPLERS, name, "schedule_sampler")(diffusion)
+def create_named_schedule_sampler(name: str, diffusion: ForwardProcess | LogSnrProcess, **options) -> ScheduleSampler:
+    """A sampler of SCHEDULE_SAMPLERS. options: its settings; those not given have their defaults."""
+    return lookup(SCHEDULE_SAMPLERS, name, "schedule_sampler")(diffusion, **options)
 
 
 @settings
@@ -145,6 +170,22 @@ class TimestepConfig:
     schedule_sampler: str = option(
         "uniform", "distribution of training timesteps", choices=SCHEDULE_SAMPLERS, needs=("noised",)
     )
+    logit_mean: float = option(
+        0.0,
+        "logit_normal: mean of log(t / (1 − t)), t from 0 (image) to 1 (noise); above 0 = more noise",
+        needs=("schedule_sampler", LOGIT_NORMAL),
+    )
+    logit_std: float = option(
+        1.0,
+        "logit_normal: standard deviation of log(t / (1 − t))",
+        needs=("schedule_sampler", LOGIT_NORMAL),
+        above=0,
+    )
+
+    def sampler(self, diffusion: ForwardProcess | LogSnrProcess) -> ScheduleSampler:
+        """The distribution of the times of a process."""
+        normal = {"mean": self.logit_mean, "std": self.logit_std} if self.schedule_sampler == LOGIT_NORMAL else {}
+        return create_named_schedule_sampler(self.schedule_sampler, diffusion, **normal)
 
 
 @settings

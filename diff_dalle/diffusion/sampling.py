@@ -17,7 +17,9 @@ from ..randomness import Draw, check_seeds
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from .editing import Edit, EditConfig, edited_steps, shortened
 from .guidance import ClassifierGuidance, GuidanceConfig, guidance_interval, guided_denoiser
-from .respace import SpacedDiffusion, sections_of
+from .log_snr import LogSnrProcess, LogSnrSteps
+from .parametrization import VARIANCES
+from .respace import sections_of
 from .reverse_process import ReverseProcess
 from .samplers import RANDOM_SAMPLERS, SAMPLERS, Denoise, Step
 from .self_conditioning import SelfConditioned, is_self_conditioned
@@ -121,12 +123,24 @@ class SamplerConfig:
             raise InputError(Fault("steps", f"must be at most {total}, the steps of the process", count))
         return count
 
-    def process(self, diffusion: DiffusionConfig) -> SpacedDiffusion:
+    def process(self, diffusion: DiffusionConfig) -> ReverseProcess:
         """The process with the steps to take. InputError if it has no such steps."""
+        if diffusion.is_flow:
+            spacing = self.spacing or default_spacing(diffusion.noise_schedule)
+            return self.steps_of(LogSnrProcess(diffusion.flow), spacing, variance=VARIANCES[diffusion.variance])
         if self.timestep_respacing is not None:
             return create_gaussian_diffusion(diffusion, self.timestep_respacing)
         spacing = self.spacing or default_spacing(diffusion.noise_schedule)
         return create_gaussian_diffusion(diffusion, str(self.count(diffusion.diffusion_steps)), spacing)
+
+    def steps_of(self, process: LogSnrProcess, spacing: str = "even", **options) -> LogSnrSteps:
+        """The steps to take of a process in continuous time. spacing: if none is set; options: of
+        ``LogSnrProcess.steps``. InputError for steps that it does not have."""
+        if (sections := self.timestep_respacing) is not None:
+            rule = f"a process in log-SNR has no steps to choose from: set {named('steps')} to their number"
+            raise InputError(Fault(_RESPACING, rule, sections))
+        count = DEFAULT_STEPS if self.steps is None else self.steps
+        return process.steps(count, spacing=self.spacing or spacing, **options)
 
     def check_edit(self, edit: EditConfig) -> None:
         """InputError if this sampler cannot perform the edit."""

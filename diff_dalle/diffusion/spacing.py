@@ -75,7 +75,7 @@ LEVEL_SPACINGS: dict[str, Callable[[float, float, int], np.ndarray]] = {
 }
 SPACINGS = (*STEP_SPACINGS, *LEVEL_SPACINGS)
 TIME_SPACINGS = ("even", *LEVEL_SPACINGS)  # of a process in continuous time, which has no steps to count
-_DEFAULTS = {"linear": "log_snr"}  # by schedule; see the table in README.md
+_DEFAULTS = {"linear": "log_snr", "flow": "even"}  # by schedule; see the table in README.md
 
 
 def default_spacing(noise_schedule: str) -> str:

@@ -14,7 +14,7 @@ from ..config import Fault, InputError, entries, faults_of, option, section, set
 from ..data.loader import Loader
 from ..data.spec import ControlSpec
 from ..diffusion.augmentation import AugmentationConfig
-from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from ..diffusion.diffusion_config import DiffusionConfig, training_process
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
 from ..images.control_filters.contract import ControlFilter
@@ -136,7 +136,7 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     session = steered_session(open_generator(recipe, world, saved.tokenizer), steered)
 
     def task(model: nn.Module, name: str, shown: Loader) -> ControlledDenoisingTask:
-        process, previews = create_gaussian_diffusion(run.diffusion), _previews(run, steered, saved.tokenizer, shown)
+        process, previews = training_process(run.diffusion), _previews(run, steered, saved.tokenizer, shown)
         found = ControlledDenoisingTask(model, process, run.denoising, run.num_classes, previews)
         found.add_companion(BASE, session.ready_frozen(steered.network))
         found.control_filter = steered.control_filter

@@ -16,9 +16,9 @@ from ..config import Fault, faults_of, named, section, settings
 from ..data.loader import DataConfig, Loader
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..diffusion.augmentation import AugmentationConfig, area_downsample
-from ..diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
+from ..diffusion.diffusion_config import DiffusionConfig, training_process
 from ..diffusion.preview_config import PreviewConfig
-from ..diffusion.resample import DenoisingConfig
+from ..diffusion.resample import LOSS_AWARE, DenoisingConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.world import World
 from ..images.signal import PixelSignal, Signal
@@ -63,6 +63,9 @@ class GeneratorRun:
             found = f"but prediction is {self.diffusion.prediction}: set {named('prediction')} x_start"
             rule = f"adds the upsampled input to a prediction of x_start, {found}, or leave it out"
             yield Fault("model.low_res.low_res_skip", rule)
+        if self.diffusion.is_flow and self.denoising.schedule_sampler == LOSS_AWARE:
+            rule = f"{named('noise_schedule')} flow has no steps with losses: set it to uniform or logit_normal"
+            yield Fault.of(self, "denoising.schedule_sampler", rule)
         if crop > self.image_size or crop % model.factor:
             most = f"at most {named('image_size')} ({self.image_size})"
             rule = f"must be {most} and a multiple of the upsampling factor ({model.factor})"
@@ -125,7 +128,7 @@ def open_generator(recipe: Recipe, world: World, tokenizer: Tokenizer | None) ->
 
 
 def _task(run: GeneratorRun, tokenizer: Tokenizer | None, model: nn.Module, name: str, shown: Loader) -> DenoisingTask:
-    process, previews = create_gaussian_diffusion(run.diffusion), previews_of(run, tokenizer, shown)
+    process, previews = training_process(run.diffusion), previews_of(run, tokenizer, shown)
     if run.model.is_upsampler:
         factor, degradation = run.model.factor, run.augmentation.degradation
         task: DenoisingTask = UpsamplingTask(

@@ -15,11 +15,10 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..checkpoints.cascade import TrainedWith
-from ..config import Fault, InputError, named
+from ..config import InputError, named
 from ..diffusion.augmentation import Degradation
 from ..diffusion.log_snr import LogSnrProcess
 from ..diffusion.reverse_process import ReverseProcess
-from ..diffusion.sampling import DEFAULT_STEPS
 from ..diffusion.tiling import Tiled
 from ..images.pixels import from_uint8
 from ..images.signal import LatentSignal
@@ -132,12 +131,8 @@ class LatentStage(Stage):
         return LogSnrProcess(self.diffusion)
 
     def process(self, settings: StageSettings) -> ReverseProcess:
-        sampler = settings.sampler
-        if (sections := sampler.timestep_respacing) is not None:
-            rule = f"a process in log-SNR has no steps to choose from: set {named('steps')} to their number"
-            raise InputError(Fault("timestep_respacing", rule, sections))
-        steps, spacing = DEFAULT_STEPS if sampler.steps is None else sampler.steps, sampler.spacing or "even"
-        return self._process.steps(steps, settings.shift, settings.t_start, settings.t_end, spacing)
+        times = {"shift": settings.shift, "t_start": settings.t_start, "t_end": settings.t_end}
+        return settings.sampler.steps_of(self._process, **times)
 
     def classifier(self, settings: StageSettings) -> None:
         if settings.classifier is not None and settings.classifier_scale:

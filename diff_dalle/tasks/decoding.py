@@ -12,7 +12,7 @@ from ..batch import SELF_COND, Batch, Conditioning
 from ..checkpoints.decoder_stage import DecoderStage
 from ..config import InputError
 from ..diffusion.augmentation import area_resize
-from ..diffusion.diffusion_config import create_gaussian_diffusion
+from ..diffusion.diffusion_config import training_process
 from ..diffusion.guidance import thresholding
 from ..diffusion.resample import DenoisingConfig
 from ..embeddings.contract import Clip
@@ -38,7 +38,7 @@ class DecodingTask(DenoisingTask):
     model: DecoderUnet
 
     def __init__(self, model: DecoderUnet, stage: DecoderStage, preview=None):
-        process = create_gaussian_diffusion(stage.diffusion)
+        process = training_process(stage.diffusion)
         super().__init__(model, process, DenoisingConfig(caption_dropout=0.0), preview=preview)
         self.stage = stage
         self.limit = thresholding(stage.guidance, PixelSignal.value_range)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Conditioning
+from ..diffusion.diffusion_config import TrainingProcess
 from ..diffusion.editing import known_part
-from ..diffusion.gaussian_diffusion import GaussianDiffusion
 from ..diffusion.resample import DenoisingConfig, UniformSampler
 from ..images.control_filters.inpainting import box_or_stroke_masks
 from ..randomness import Draw
@@ -33,7 +33,7 @@ class DenoisingTask(TimestepTask):
     inpaints = False  # whether the network sees the known part of an image
 
     def __init__(
-        self, model: nn.Module, process: GaussianDiffusion, config: DenoisingConfig, num_classes: int = 0, preview=None
+        self, model: nn.Module, process: TrainingProcess, config: DenoisingConfig, num_classes: int = 0, preview=None
     ):
         super().__init__(model, process, config)
         self.num_classes, self.preview = num_classes, preview
@@ -103,7 +103,7 @@ class DenoisingTask(TimestepTask):
 
     def _by_quartile(self, name: str, values: Tensor, t: Tensor) -> dict[str, Tensor]:
         """``values`` by quarter of the process: quartile 0 has the least noise."""
-        return by_quartile(name, values, QUARTILES * t // self.process.num_timesteps)
+        return by_quartile(name, values, (QUARTILES * t / self.process.duration).long().clamp(max=QUARTILES - 1))
 
     def previews(self):
         return self.preview(self.denoiser) if self.preview else {}

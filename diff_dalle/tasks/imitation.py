@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ..batch import Conditioning
 from ..data.mixed import are_prior
-from ..diffusion.gaussian_diffusion import GaussianDiffusion
-from ..diffusion.log_snr import LogSnrProcess
+from ..diffusion.diffusion_config import TrainingProcess
 from ..models.adapters.adapted import Adapted
 from ..randomness import Draw
 
@@ -29,7 +28,7 @@ class Imitation:
 
     def target(
         self,
-        process: GaussianDiffusion | LogSnrProcess,
+        process: TrainingProcess,
         x_start: Tensor,
         t: Tensor,
         cond: Conditioning,

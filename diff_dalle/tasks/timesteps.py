@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from ..diffusion.gaussian_diffusion import GaussianDiffusion
-from ..diffusion.resample import TimestepConfig, create_named_schedule_sampler
+from ..diffusion.diffusion_config import TrainingProcess
+from ..diffusion.resample import TimestepConfig
 from ..training.task import Task
 
 
@@ -21,11 +21,11 @@ class TimestepTask(Task):
 
     recorded = ("t",)
 
-    def __init__(self, model: nn.Module, process: GaussianDiffusion, config: TimestepConfig):
+    def __init__(self, model: nn.Module, process: TrainingProcess, config: TimestepConfig):
         super().__init__()
         self.model, self.process, self.config = model, process, config
-        self.schedule_sampler = create_named_schedule_sampler(config.schedule_sampler, process)
-        self.observed = () if config.schedule_sampler == "uniform" else ("t", "unweighted_loss")
+        self.schedule_sampler = config.sampler(process)
+        self.observed = ("t", "unweighted_loss") if self.schedule_sampler.observes else ()
 
     def observe(self, values: Mapping[str, Tensor]) -> None:
         self.schedule_sampler.update(values["t"], values["unweighted_loss"])

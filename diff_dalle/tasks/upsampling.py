@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..batch import Batch, Conditioning
 from ..diffusion.augmentation import Degradation, area_downsample
-from ..diffusion.gaussian_diffusion import GaussianDiffusion
+from ..diffusion.diffusion_config import TrainingProcess
 from ..diffusion.parametrization import ModelMeanType
 from ..diffusion.resample import DenoisingConfig
 from ..evaluation.fidelity import PSNR_CAP
@@ -27,7 +27,7 @@ class UpsamplingTask(DenoisingTask):
     def __init__(
         self,
         model: nn.Module,
-        process: GaussianDiffusion,
+        process: TrainingProcess,
         config: DenoisingConfig,
         factor: int,
         degradation: Degradation,
@@ -47,13 +47,14 @@ class UpsamplingTask(DenoisingTask):
         downsampled prediction with its input (``consistency_psnr``). Not for eps-prediction, which does not determine
         x_start at the last timestep."""
         named, none = super().held_out(batch, draw), torch.zeros(len(batch), device=batch.images.device)
-        if self.process.model_mean_type is ModelMeanType.EPSILON:
+        process = self.process.noisiest
+        if process.model_mean_type is ModelMeanType.EPSILON:
             return named
         low_res = area_downsample(batch.images, self.factor)
         cond = replace(batch.cond, low_res=low_res, low_res_level=none, low_res_blur=none)
-        last = self.process.num_timesteps - 1
+        last = process.num_timesteps - 1
         x = draw.normal("noise", batch.images.shape[1:])
-        expected = self.process.denoiser(self.model, model_kwargs={"cond": cond})(x, last).x_start
+        expected = process.denoiser(self.model, model_kwargs={"cond": cond})(x, last).x_start
         bicubic = F.interpolate(low_res, batch.images.shape[2:], mode="bicubic", align_corners=False).clamp(-1, 1)
         return named | {
             "psnr": signal_psnr(expected, batch.images),

@@ -35,7 +35,7 @@ from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.randomness import Draw
 
 MEANS = ("eps", "x_start", "v")
-PAIRS = [(scaler, target) for scaler in SCALERS for target in TARGETS if (scaler, target) != ("vp", "rectified_flow")]
+PAIRS = [(scaler, target) for scaler in SCALERS for target in TARGETS if (scaler, target) != ("vp", "flow")]
 T = torch.tensor([0.0, 0.2, 0.73, 1.0])
 X = pixels(4, 3, 4, 4, seed=1)
 NOISE = seeded(4, 3, 4, 4, seed=2)
@@ -99,7 +99,7 @@ def test_the_targets():
     x, noise = X.double(), NOISE.double()
     for scaler in SCALERS:
         a, b = make(scaler=scaler).scales(make().log_snr(T), x)
-        targets = {"eps": noise, "x_start": x, "v": a * noise - b * x, "rectified_flow": noise - x}
+        targets = {"eps": noise, "x_start": x, "v": a * noise - b * x, "flow": noise - x}
         for name in targets if scaler == "lerp" else MEANS:
             assert torch.equal(make(scaler=scaler, prediction=name).target(x, T, noise), targets[name])
 
@@ -360,7 +360,7 @@ class Local(nn.Conv2d):
 UNLIMITED = GuidanceConfig(guidance_scale=1.0, thresholding="none")
 
 
-@pytest.mark.parametrize(("scaler", "prediction"), [("vp", "eps"), ("lerp", "rectified_flow")])
+@pytest.mark.parametrize(("scaler", "prediction"), [("vp", "eps"), ("lerp", "flow")])
 def test_editing_in_latent_space(scaler, prediction):
     """The exact denoiser of a Gaussian: image to image stays near with little strength, and a variation of 0 is the
     image, at a shift too."""

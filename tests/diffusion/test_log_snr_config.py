@@ -78,7 +78,7 @@ def test_every_setting_has_a_flag_and_an_effect():
         ({"prediction": "previous_x"}, "prediction is 'previous_x'"),
         ({"noise_condition": "t"}, "noise_condition is 't'"),
         ({"loss_weighting": ("p2", "/min_snt")}, "loss_weighting is '/min_snt', but .*; did you mean /min_snr"),
-        ({"prediction": "rectified_flow"}, "prediction is 'rectified_flow', but scaler is vp.*set scaler to lerp"),
+        ({"prediction": "flow"}, "prediction is 'flow', but scaler is vp.*set scaler to lerp"),
         ({"log_snr_schedule": "adaptive", "log_snr_steps": 5}, "log_snr_schedule is adaptive.* leave out"),
         ({"log_snr_schedule": "adaptive", "log_snr_interpolation": "edm"}, "log_snr_schedule is adaptive"),
         ({"squeeze_log_snr": True, "log_snr_schedule": "edm"}, "squeeze_log_snr is True, but only cosine and sqrt"),
@@ -99,7 +99,7 @@ def test_every_setting_has_a_flag_and_an_effect():
 def test_impossible_settings_are_refused(settings, message):
     with refused(message):
         LogSnrConfig(**settings)
-    LogSnrConfig(prediction="rectified_flow", scaler="lerp")
+    LogSnrConfig(prediction="flow", scaler="lerp")
     LogSnrConfig(squeeze_log_snr=True, log_snr_schedule="edm_train", sampling_schedule="cosine")
 
 
