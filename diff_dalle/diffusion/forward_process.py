@@ -81,7 +81,7 @@ class ForwardProcess:
         """In the unit of t."""
         return self.num_timesteps
 
-    def times(self, fraction: Tensor) -> Tensor:
+    def at_fraction(self, fraction: Tensor) -> Tensor:
         """Fractions [N] of the process, 0 = the first step and 1 = noise → the steps t [N] int64 there."""
         return (fraction * self.num_timesteps).long().clamp(max=self.num_timesteps - 1)  # float32 may round up to T
 

@@ -71,7 +71,7 @@ class LogSnrProcess:
 
     duration = 1.0  # in the unit of times
 
-    def times(self, fraction: Tensor) -> Tensor:
+    def at_fraction(self, fraction: Tensor) -> Tensor:
         """Fractions [N] of the process, 0 = clean and 1 = noise → the times t [N] there: the same."""
         return fraction
 

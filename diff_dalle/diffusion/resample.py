@@ -59,7 +59,7 @@ class UniformSampler(ScheduleSampler):
     """Every time with the same probability."""
 
     def sample_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        return self.diffusion.times(u), torch.ones_like(u, dtype=torch.float32)
+        return self.diffusion.at_fraction(u), torch.ones_like(u, dtype=torch.float32)
 
 
 class LogitNormalSampler(ScheduleSampler):
@@ -75,7 +75,7 @@ class LogitNormalSampler(ScheduleSampler):
 
     def sample_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
         fraction = torch.sigmoid(self.mean + self.std * normal_quantile(u))
-        return self.diffusion.times(fraction), torch.ones_like(u, dtype=torch.float32)
+        return self.diffusion.at_fraction(fraction), torch.ones_like(u, dtype=torch.float32)
 
 
 class LossSecondMomentResampler(ScheduleSampler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +133,7 @@ class SamplerConfig:
         spacing = self.spacing or default_spacing(diffusion.noise_schedule)
         return create_gaussian_diffusion(diffusion, str(self.count(diffusion.diffusion_steps)), spacing)
 
-    def steps_of(self, process: LogSnrProcess, spacing: str = "even", **options) -> LogSnrSteps:
+    def steps_of(self, process: LogSnrProcess, spacing: str = "even", **options: Any) -> LogSnrSteps:
         """The steps to take of a process in continuous time. spacing: if none is set; options: of
         ``LogSnrProcess.steps``. InputError for steps that it does not have."""
         if (sections := self.timestep_respacing) is not None:

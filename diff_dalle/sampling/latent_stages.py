@@ -131,8 +131,8 @@ class LatentStage(Stage):
         return LogSnrProcess(self.diffusion)
 
     def process(self, settings: StageSettings) -> ReverseProcess:
-        times = {"shift": settings.shift, "t_start": settings.t_start, "t_end": settings.t_end}
-        return settings.sampler.steps_of(self._process, **times)
+        shift, start, end = settings.shift, settings.t_start, settings.t_end
+        return settings.sampler.steps_of(self._process, shift=shift, t_start=start, t_end=end)
 
     def classifier(self, settings: StageSettings) -> None:
         if settings.classifier is not None and settings.classifier_scale:

@@ -34,6 +34,7 @@ class ContrastiveTask(TimestepTask):
     """
 
     model: NoisedClip
+    process: GaussianDiffusion
     config: ContrastiveConfig
 
     held_out_block = CANDIDATES

@@ -12,9 +12,10 @@ from ..batch import SELF_COND, Batch, Conditioning
 from ..checkpoints.decoder_stage import DecoderStage
 from ..config import InputError
 from ..diffusion.augmentation import area_resize
-from ..diffusion.diffusion_config import training_process
+from ..diffusion.diffusion_config import create_gaussian_diffusion
 from ..diffusion.guidance import thresholding
 from ..diffusion.resample import DenoisingConfig
+from ..diffusion.respace import SpacedDiffusion
 from ..embeddings.contract import Clip
 from ..images.signal import PixelSignal
 from ..models.decoder.unet import DecoderUnet
@@ -36,9 +37,10 @@ class DecodingTask(DenoisingTask):
     """
 
     model: DecoderUnet
+    process: SpacedDiffusion
 
     def __init__(self, model: DecoderUnet, stage: DecoderStage, preview=None):
-        process = training_process(stage.diffusion)
+        process = create_gaussian_diffusion(stage.diffusion)
         super().__init__(model, process, DenoisingConfig(caption_dropout=0.0), preview=preview)
         self.stage = stage
         self.limit = thresholding(stage.guidance, PixelSignal.value_range)

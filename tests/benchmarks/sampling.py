@@ -21,6 +21,7 @@ from diff_dalle.diffusion.diffusion_config import DiffusionConfig
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.diffusion.preview_config import PreviewConfig
 from diff_dalle.diffusion.respace import SpacedDiffusion
+from diff_dalle.diffusion.reverse_process import ReverseProcess
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, seeds_draw
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.models.generator import GeneratorConfig
@@ -72,13 +73,13 @@ def _noise(count: int) -> Tensor:
 
 
 @torch.no_grad()
-def bare_loop(network: nn.Module, x: Tensor, cond: Conditioning, scale: float, process: SpacedDiffusion) -> Tensor:
+def bare_loop(network: nn.Module, x: Tensor, cond: Conditioning, scale: float, process: ReverseProcess) -> Tensor:
     """``network`` over the steps of ``process``, from the noise x [N, C, H, W] to the samples.
 
     cond: encoded conditions of N images; or, at a ``scale`` other than 1, of 2N, of which the second half is negative.
     """
     before, h_before, halves = None, 0.0, 1 if scale == 1 else 2
-    steps, levels = process.timestep_map, process.alphas_cumprod.tolist()
+    steps, levels = cast("SpacedDiffusion", process).timestep_map, process.alphas_cumprod.tolist()
     alpha, sigma = ([math.sqrt(f(level)) for level in levels] for f in (lambda a: a, lambda a: 1 - a))
     for i in reversed(range(len(steps))):
         t = torch.full((halves * len(x),), steps[i])
