@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from diff_dalle.diffusion import SAMPLERS, ModelMeanType
+from diff_dalle.diffusion.log_snr_targets import TARGETS
 
 CENTERS = torch.tensor([[-0.8, 0.3], [0.5, 0.6], [0.1, -0.7]], dtype=torch.float64)
 
@@ -17,6 +18,14 @@ def posterior_mean(x, alpha_bar, scale):
     share = (-offset.square().sum(2) / (2 * spread)).softmax(1)
     means = CENTERS + (alpha_bar.sqrt() * scale**2 / spread)[:, None] * offset
     return (share[..., None] * means).sum(1)
+
+
+def posterior_variance(x, alpha_bar, scale):
+    """The mean over both coordinates of the variance of x_start given x_t = x, [N]."""
+    points = x + torch.tensor([[1e-4, 0.0], [-1e-4, 0.0], [0.0, 1e-4], [0.0, -1e-4]], dtype=torch.float64)[:, None]
+    ends = torch.stack([posterior_mean(each, alpha_bar, scale) for each in points])
+    slope = ((ends[0] - ends[1])[:, 0] + (ends[2] - ends[3])[:, 1]) / 2e-4
+    return slope / 2 * (1 - alpha_bar) / alpha_bar**0.5  # Tweedie's formula, of the second order
 
 
 class ExactModel:
@@ -47,6 +56,22 @@ class ExactModel:
         if self.process.model_var_type.is_learned:
             output = torch.cat([output, torch.full_like(output, -1.0)], dim=1)  # the smallest variance
         return output
+
+
+class ExactFlow:
+    """The same of a network in a ``LogSnrProcess`` whose time input is that of the noise schedule flow. It sees x_t = a
+    x_start + b noise."""
+
+    def __init__(self, process, scale=0.0):
+        self.process, self.scale = process, scale
+
+    def __call__(self, x, t, **_):
+        log_snr = -2 * torch.logit(t.double() / 1000)
+        a, b = self.process.scales(log_snr, x.double())
+        preserved = (x / torch.hypot(a, b)).flatten(1)
+        x_start = posterior_mean(preserved, torch.sigmoid(log_snr), self.scale)[..., None, None]
+        target = TARGETS[self.process.config.prediction]
+        return target.make(x_start, (x - a * x_start) / b, a, b).to(x.dtype)
 
 
 def even_betas(steps, first=4.0, last=-4.0):

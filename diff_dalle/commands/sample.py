@@ -244,6 +244,8 @@ class SampleRun:
             found |= {**UPSAMPLERS.given(self.upsamplers), **base}
             return [BASE.changed(stage.defaults, found) for stage in pipeline.stages]
         check_kinds([stage.flags for stage in pipeline.stages], *given, *guided)
-        if guided and self.sampler == GivenSampler() and pipeline.stages[0].defaults.sampler == SamplerConfig():
+        first = pipeline.stages[0]
+        is_flow = isinstance(first.diffusion, DiffusionConfig) and first.diffusion.is_flow
+        if guided and self.sampler == GivenSampler() and first.defaults.sampler == SamplerConfig() and not is_flow:
             base["timestep_respacing"] = ""  # neither says how to sample: as Guided-Diffusion does with a classifier
         return settings_of_stages(pipeline.stages, *given, *guided, **base)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from ..config import named, quantity, spelled
-from ..diffusion.diffusion_config import NoiseConfig
+from ..diffusion.diffusion_config import FLOW, NoiseConfig
 from ..diffusion.sampling import SamplerConfig
 from ..diffusion.spacing import default_spacing
 from .classifier import Guide
@@ -56,8 +56,9 @@ def _other_noise(guide: Guide, stage: Stage) -> Iterator[str]:
     own, other = ((each.noise_schedule, each.diffusion_steps) for each in (guide.diffusion, stage.diffusion))
     if own != other:
         trained = "{} schedule of {:,} steps"
+        there = "straight path of a flow" if other[0] == FLOW else trained.format(*other)
         remedy = spelled(f"; one trained with {named('noise_schedule')} {other[0]} would fit better")
         yield (
-            f"the classifier was trained on the {trained.format(*own)}, {stage.path} on the {trained.format(*other)}: "
-            f"the classifier is shown the steps with the nearest noise levels{remedy if own[0] != other[0] else ''}"
+            f"the classifier was trained on the {trained.format(*own)}, {stage.path} on the {there}: the classifier is "
+            f"shown the steps with the nearest noise levels{remedy if other[0] not in (own[0], FLOW) else ''}"
         )

@@ -15,14 +15,15 @@ import torch
 from exact_denoisers import CENTERS, posterior_mean
 from torch import Tensor
 
-from diff_dalle.diffusion.diffusion_config import DiffusionConfig, create_gaussian_diffusion
-from diff_dalle.diffusion.samplers import RANDOM_SAMPLERS, SAMPLERS, Denoise
-from diff_dalle.diffusion.spacing import SPACINGS, default_spacing
+from diff_dalle.diffusion.diffusion_config import FLOW, DiffusionConfig, training_process
+from diff_dalle.diffusion.samplers import RANDOM_SAMPLERS, SAMPLERS, Prediction
+from diff_dalle.diffusion.sampling import SamplerConfig
+from diff_dalle.diffusion.spacing import SPACINGS, TIME_SPACINGS, default_spacing
 from diff_dalle.evaluation.report import markdown_table
 
 WIDTHS = (0.3, 0.05)  # standard deviations of the Gaussians: they overlap, or lie far apart
 EVALUATIONS = (10, 20, 50, 250)
-SCHEDULES = ("linear", "cosine", "quadratic", "sigmoid")
+SCHEDULES = ("linear", "cosine", "quadratic", "sigmoid", FLOW)
 ANCESTRAL_STEPS, FEW = 250, (14, 16, 20)  # 1/18 of them, and more
 _LEAST_NOISE = 1e-5  # σ/α at which the exact solution is read
 _ODE_STEPS, _DIRECTIONS, _BISECTIONS = 1500, 16, 50
@@ -52,16 +53,20 @@ def noise(count: int, seed: int) -> Tensor:
     return torch.randn(count, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def last_level(schedule: str) -> float:
+    """ᾱ at the end of a process."""
+    return float(training_process(DiffusionConfig(noise_schedule=schedule)).noisiest.alphas_cumprod[-1])
+
+
 def sampled(name: str, schedule: str, spacing: str, count: int, x: Tensor, width: float) -> Tensor:
     """The samples [N, 2] at the end of ``count`` steps from the noise x [N, 2], with the small variance."""
     config = DiffusionConfig(noise_schedule=schedule, variance="fixed_small", prediction="x_start")
-    process = create_gaussian_diffusion(config, str(count), spacing)
-    whole = create_gaussian_diffusion(config).alphas_cumprod
+    process = SamplerConfig(name, count, spacing=spacing).process(config)
 
-    def model(x: Tensor, t: Tensor) -> Tensor:
-        return posterior_mean(x, float(whole[int(t[0])]), width)
+    def denoise(x: Tensor, t: int) -> Prediction:
+        x_start = posterior_mean(x, float(process.alphas_cumprod[t]), width)
+        return process.predict(x_start, x, t, clip_denoised=False)
 
-    denoise: Denoise = process.denoiser(model, clip_denoised=False)
     *_, last = SAMPLERS[name](process, denoise, x, lambda t: noise(len(x), t))
     return last.x
 
@@ -74,9 +79,8 @@ def steps_of(name: str, evaluations: int) -> int:
 def errors(schedule: str, width: float) -> Iterator[tuple[str, str, list[float]]]:
     """Deterministic sampler, spacing, and its RMS error at each of EVALUATIONS."""
     x = noise(256, 0)
-    level = float(create_gaussian_diffusion(DiffusionConfig(noise_schedule=schedule)).alphas_cumprod[-1])
-    exact = exact_solution(x, level, width)
-    for name, spacing in itertools.product(SAMPLERS, SPACINGS):
+    exact = exact_solution(x, last_level(schedule), width)
+    for name, spacing in itertools.product(SAMPLERS, TIME_SPACINGS if schedule == FLOW else SPACINGS):
         if name not in RANDOM_SAMPLERS:
             ends = [sampled(name, schedule, spacing, steps_of(name, count), x, width) for count in EVALUATIONS]
             yield name, spacing, [float((end - exact).square().mean().sqrt()) for end in ends]

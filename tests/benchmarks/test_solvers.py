@@ -24,13 +24,10 @@ def test_the_exact_solution_of_one_gaussian(monkeypatch):
 def test_solvers_converge_to_the_exact_solution(monkeypatch):
     """With many steps, of each schedule's last level."""
     monkeypatch.setattr(solvers, "_ODE_STEPS", 400)
-    for schedule in ("linear", "cosine"):
+    for schedule in ("linear", "cosine", "flow"):
         x = solvers.noise(16, 0)
         found = solvers.sampled("unipc", schedule, "even", 200, x, 0.3)
-        level = float(
-            solvers.create_gaussian_diffusion(solvers.DiffusionConfig(noise_schedule=schedule)).alphas_cumprod[-1]
-        )
-        assert (found - solvers.exact_solution(x, level, 0.3)).square().mean().sqrt() < 1e-4
+        assert (found - solvers.exact_solution(x, solvers.last_level(schedule), 0.3)).square().mean().sqrt() < 1e-4
 
 
 def test_the_distance_of_a_distribution():
@@ -46,13 +43,13 @@ def test_the_distance_of_a_distribution():
 
 def test_the_tables_hold_every_solver_and_mark_the_defaults(monkeypatch):
     monkeypatch.setattr(solvers, "EVALUATIONS", (4, 5))
-    monkeypatch.setattr(solvers, "SCHEDULES", ("linear", "cosine"))
+    monkeypatch.setattr(solvers, "SCHEDULES", ("linear", "cosine", "flow"))
     monkeypatch.setattr(solvers, "_ODE_STEPS", 20)
     monkeypatch.setattr(solvers, "ANCESTRAL_STEPS", 6)
     text = solvers.tables(count=100)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     marked = {(row[0], row[2]) for row in lines if row[2].endswith("*")}
-    assert marked == {("linear", "log_snr*"), ("cosine", "flow*")}
+    assert marked == {("linear", "log_snr*"), ("cosine", "flow*"), ("flow", "even*")}
     assert {row[1] for row in lines} >= set(SAMPLERS) - {"lcm"}
     monkeypatch.setattr(solvers, "tables", lambda: "the tables")
     assert BENCHMARKS["solvers"].text() == "the tables"

@@ -11,9 +11,10 @@ from torch.testing import assert_close
 
 from diff_dalle import diffusion
 from diff_dalle.diffusion import create_gaussian_diffusion
-from diff_dalle.diffusion.diffusion_config import DiffusionConfig
+from diff_dalle.diffusion.diffusion_config import DiffusionConfig, training_process
 from diff_dalle.diffusion.guidance import FORMS, ClassifierGuidance, GuidanceConfig, guided_denoiser
 from diff_dalle.diffusion.samplers import ancestral
+from diff_dalle.diffusion.sampling import SamplerConfig
 from tests.refusing import refused
 
 CENTER, WIDTH = 0.2, 0.4  # of the data
@@ -188,6 +189,34 @@ def test_a_classifier_of_other_noise_is_shown_the_nearest_level():
     nearest = [int(np.abs(log_snr - np.log(snr)).argmin()) for snr in process.snr]
     assert [each.tolist() for each in seen] == [[step * 2.5] * 3 for step in nearest]
     assert nearest != process.timestep_map and own.nearest_step(0.0) == 399 and own.nearest_step(0.9999999) == 0
+
+
+def test_a_classifier_guides_a_flow_at_its_level():
+    """It sees an image whose noise has the level of its step, and whose variance is preserved, unlike what the network
+    sees."""
+    config = DiffusionConfig(noise_schedule="flow", prediction="x_start")
+    flow, own = training_process(config), create_gaussian_diffusion(DiffusionConfig(noise_schedule="cosine"))
+    process, seen, image = SamplerConfig(steps=9).process(config), [], torch.full((2, 3, 4, 4), 0.3)
+
+    def watched(x, t):
+        seen.append((x.detach(), t))
+        return x.flatten(1).sum(1)
+
+    def network(x, t, cond=None):
+        seen.append((x, t))
+        return image
+
+    denoise = guided_denoiser(process, network, None, None, OFF, ClassifierGuidance(watched, 1.0, process=own))
+    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
+    for step in range(9):
+        denoise(process.q_sample(image, step, noise), step)
+        (given, time), (shown, level) = seen[-2:]
+        t = torch.full((2,), (step + 1) / 9, dtype=torch.float64)
+        assert_close(given, flow.q_sample(image, t, noise), rtol=1e-4, atol=1e-4)
+        assert_close(time.double(), 1000 * t.clamp(max=0.99945), rtol=1e-5, atol=0)
+        nearest = own.q_sample(image, level, noise)
+        assert (shown - nearest).abs().max() < 0.02 and torch.equal(level, level[:1].expand(2))
+        assert step in (0, 8) or (shown - given).abs().max() > 0.1
 
 
 def test_unknown_forms_are_refused():

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from exact_denoisers import ExactModel, check_ends_at_the_data, solve
+from exact_denoisers import CENTERS, ExactFlow, ExactModel, check_ends_at_the_data, posterior_variance, solve
 from network_making import make_generator, pixels, seeded
 from refusing import refused
 from torch import nn
 from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
+from diff_dalle.config import present_form
 from diff_dalle.diffusion import (
     SAMPLERS,
     GaussianDiffusion,
@@ -424,3 +425,33 @@ def test_a_network_trains_and_samples():
         assert x.shape == (2, 3, 16, 16) and x.isfinite().all() and x.abs().max() > 0.05
         if edit is not None and edit.unknown is not None:
             assert torch.equal(x[..., :8], x_start[:2, ..., :8])
+
+
+@pytest.mark.parametrize("t", [0.15, 0.5, 0.85])
+def test_the_exact_network_of_each_target_has_the_least_loss(t):
+    """For a mixture of Gaussians: the variance of x_start given x_t, as an error of the target. A network that
+    predicts a little more or less has a larger one."""
+    generator, count = torch.Generator().manual_seed(0), 4000
+    center = CENTERS[torch.randint(3, (count,), generator=generator)]
+    x_start = center + 0.3 * torch.randn(count, 2, generator=generator, dtype=torch.float64)
+    x_start, noise = x_start[..., None, None], torch.randn(count, 2, 1, 1, generator=generator, dtype=torch.float64)
+    times, losses = torch.full((count,), t, dtype=torch.float64), {}
+    for name, target in TARGETS.items():
+        process = make(log_snr_schedule="rectified_flow", scaler="lerp", noise_condition="flow_steps", prediction=name)
+        exact, given = ExactFlow(process, 0.3), (x_start, times)
+
+        def loss(change, exact=exact, process=process, given=given):
+            found = process.training_losses(lambda x, t: (1 + change) * exact(x, t) + change, *given, noise=noise)
+            return found["loss"].mean().item()
+
+        assert loss(0.0) < min(loss(0.1), loss(-0.1))
+        losses[name] = loss(0.0) * t**2 / float(target.size(1 - t, t)) ** 2  # of x_start
+    x_t = ((1 - t) * x_start + t * noise).flatten(1) / np.hypot(1 - t, t)
+    expected = posterior_variance(x_t, (1 - t) ** 2 / ((1 - t) ** 2 + t**2), 0.3).mean().item()
+    assert list(losses.values()) == pytest.approx([losses["eps"]] * len(TARGETS), rel=1e-5)
+    assert losses["eps"] == pytest.approx(expected, rel=0.06)
+
+
+def test_the_prediction_of_a_flow_had_another_name():
+    now = {"prediction": "flow", "scaler": "lerp"}
+    assert present_form(LogSnrConfig, {**now, "prediction": "rectified_flow"}) == present_form(LogSnrConfig, now) == now

@@ -36,6 +36,8 @@ CHANGES = {  # each setting with what it needs, in flags, and how it shows
     "sigmoid_s": ("--loss_weighting sigmoid --sigmoid_s 2", "weight"),
     "loss_shift": ("--loss_shift 2", "weight"),
     "loss_weight_limits": ("--loss_weight_limits 0.3,0.4", "weight"),
+    "loss_space": ("--loss_space v", "weight"),
+    "loss_space_limit": ("--scaler lerp --loss_space flow --loss_space_limit 0.2", "weight"),
     "offset_noise": ("--offset_noise 0.5", "seen"),
     "pyramid_noise": ("--pyramid_noise 0.75", "seen"),
 }

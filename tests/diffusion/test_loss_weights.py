@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from network_making import seeded
 
 from diff_dalle.diffusion import LogSnrConfig, LogSnrProcess
+from diff_dalle.diffusion.log_snr_targets import SCALERS, TARGETS
 from diff_dalle.diffusion.loss_weights import LOSS_WEIGHTS
 
 LOG_SNR = [9.21, 1.0, 0.0, -2.0, -9.21]
@@ -69,3 +71,38 @@ def test_the_loss_may_be_shifted():
     losses = process.training_losses(lambda x, t: torch.zeros_like(x), x, t)
     expected = losses["mse"] / (1 + 9 * torch.exp(process.log_snr(t)).float())
     torch.testing.assert_close(losses["loss"], expected)
+
+
+# -------------------------------------------------------------------------------- what the error is measured of
+
+X, NOISE, OFF = (seeded(6, 2, 1, 1, seed=seed).double() for seed in range(3))
+T = torch.tensor([0.06, 0.2, 0.4, 0.6, 0.8, 0.93], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("space", TARGETS)
+@pytest.mark.parametrize("prediction", TARGETS)
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_the_error_of_another_target(scaler, prediction, space):
+    """As if the network's output were converted by way of x_start and noise: a² + b² is not 1 with lerp."""
+    if scaler == "vp" and "flow" in (prediction, space):
+        return  # x_t and a flow do not determine x_start there
+    kind = {"log_snr_schedule": "rectified_flow", "scaler": scaler, "prediction": prediction}
+    process = LogSnrProcess(LogSnrConfig(**kind, loss_weighting=("none",), loss_space=space))
+    wrong = process.target(X, T, NOISE) + OFF
+    losses = process.training_losses(lambda x, t: wrong, X, T, noise=NOISE)
+    a, b = process.scales(process.log_snr(T), X)
+    found = process.undiffuse(process.q_sample(X, T, NOISE), T, wrong)
+    error = TARGETS[space].make(*found, a, b) - TARGETS[space].make(X, NOISE, a, b)
+    torch.testing.assert_close(losses["loss"], error.square().mean((1, 2, 3)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(losses["mse"], OFF.square().mean((1, 2, 3)))
+
+
+def test_an_error_near_the_image_is_limited():
+    """Li & He 2025: x_start's error over t, which is at least .05; that of eps over α."""
+    for prediction, least, divisor in (("x_start", 0.05, T), ("x_start", 0.3, T), ("eps", 0.3, 1 - T)):
+        kind = {"log_snr_schedule": "rectified_flow", "scaler": "lerp", "prediction": prediction}
+        config = LogSnrConfig(**kind, loss_weighting=("none",), loss_space="flow", loss_space_limit=least)
+        process = LogSnrProcess(config)
+        found = process.loss_weight(process.log_snr(T)).double()
+        torch.testing.assert_close(found, divisor.clamp(min=least) ** -2, rtol=1e-5, atol=0)
+    assert LogSnrConfig.loss_space_limit == 0.05

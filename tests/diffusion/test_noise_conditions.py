@@ -12,6 +12,7 @@ LOG_SNR = [9.2102, 1.7114, 0.0, -1.7803, -9.2102]
 VALUES = {
     "cosine": [0.0023, 0.25, 0.4960, 0.75, 0.9936],
     "stable_diffusion": [0, 0.1363, 0.3542, 0.6183, 1],
+    "flow_steps": [1000 / (1 + math.exp(x / 2)) for x in LOG_SNR],
     "rectified_flow": [1 / (1 + math.exp(-x / 2)) for x in LOG_SNR],
     "sigmoid": [1e-4, 0.1530, 0.5, 0.8557, 0.9999],
     "edm": [-x / 8 for x in LOG_SNR],

@@ -5,9 +5,9 @@ import pytest
 import torch
 from refusing import refused
 
-from diff_dalle.diffusion import LossSecondMomentResampler, UniformSampler, create_named_schedule_sampler
+from diff_dalle.diffusion import LogSnrProcess, LossSecondMomentResampler, UniformSampler, create_named_schedule_sampler
 from diff_dalle.diffusion.forward_process import ForwardProcess
-from diff_dalle.diffusion.resample import SCHEDULE_SAMPLERS
+from diff_dalle.diffusion.resample import SCHEDULE_SAMPLERS, TimestepConfig
 from diff_dalle.diffusion.schedules import get_named_beta_schedule
 
 STEPS, HISTORY = 7, 4
@@ -103,11 +103,31 @@ def test_state_round_trip():
 def test_edges_and_names():
     """The ends of [0, 1) map to the first and last step, in float32 too; every named sampler can be created."""
     for name in SCHEDULE_SAMPLERS:
+        ends = [8, 991] if name == "logit_normal" else [0, 999]  # beyond, its probability is 1e-6
         sampler = create_named_schedule_sampler(name, process(1000))
         for dtype in (torch.float32, torch.float64):
             u = torch.tensor(
                 [0.0, torch.nextafter(torch.ones((), dtype=dtype), torch.zeros((), dtype=dtype))], dtype=dtype
             )
-            assert sampler.sample_at(u)[0].tolist() == [0, 999]
+            assert sampler.sample_at(u)[0].tolist() == ends
     with refused("did you mean uniform"):
         create_named_schedule_sampler("unifrom", process())
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.8, 0.8), (-1.0, 0.5)])
+def test_logit_normal_times(mean, std):
+    """log(t / (1 − t)) ~ N(mean, std²), t = 1 being noise, in continuous time and in steps; in order of u."""
+    u = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    config = TimestepConfig("logit_normal", mean, std)
+    t, weights = config.sampler(LogSnrProcess()).sample_at(u)
+    logits = torch.logit(t)
+    assert (logits.mean().item(), logits.std().item()) == pytest.approx((mean, std), abs=2e-3)
+    assert (t.diff() >= 0).all() and (weights == 1).all() and weights.dtype == torch.float32
+    steps = config.sampler(process(1000)).sample_at(u)[0]
+    assert torch.equal(steps, (t * 1000).long())
+    assert not config.sampler(LogSnrProcess()).observes and LossSecondMomentResampler.observes
+
+
+def test_times_of_a_flow_cover_it():
+    u = torch.tensor([0.0, 0.25, 1 - 2**-53], dtype=torch.float64)
+    assert torch.equal(TimestepConfig().sampler(LogSnrProcess()).sample_at(u)[0], u)

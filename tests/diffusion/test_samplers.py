@@ -6,12 +6,21 @@ import math
 
 import pytest
 import torch
-from exact_denoisers import CENTERS, ExactModel, check_distribution, check_ends_at_the_data, even_betas, solve
+from exact_denoisers import (
+    CENTERS,
+    ExactFlow,
+    ExactModel,
+    check_distribution,
+    check_ends_at_the_data,
+    even_betas,
+    solve,
+)
 from network_making import seeded
 from torch.testing import assert_close
 
 from diff_dalle.diffusion import (
     SAMPLERS,
+    DiffusionConfig,
     GaussianDiffusion,
     LossType,
     ModelMeanType,
@@ -21,7 +30,10 @@ from diff_dalle.diffusion import (
     samplers,
     space_timesteps,
 )
+from diff_dalle.diffusion.diffusion_config import training_process
+from diff_dalle.diffusion.log_snr_targets import TARGETS
 from diff_dalle.diffusion.samplers import ancestral, ddim, ddim_inversion, lcm
+from diff_dalle.diffusion.sampling import SamplerConfig
 
 EPS, X_START, V = ModelMeanType.EPSILON, ModelMeanType.START_X, ModelMeanType.VELOCITY
 FIXED, LEARNED = ModelVarType.FIXED_SMALL, ModelVarType.LEARNED_RANGE
@@ -199,3 +211,36 @@ def test_a_sample_does_not_depend_on_its_batch():
     *_, together = ancestral(process, denoise, x, lambda t: noises[t])
     *_, alone = ancestral(process, denoise, x[2:3], lambda t: noises[t, 2:3])
     assert_close(together.x[2:3], alone.x, atol=1e-6, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------- straight lines
+
+
+def flow(name, steps, prediction="x_start", scale=0.3, **settings):
+    """The samples of a flow's exact network."""
+    config = DiffusionConfig(noise_schedule="flow", prediction=prediction, variance="fixed_small", **settings)
+    process = SamplerConfig(name, steps).process(config)
+    model = ExactFlow(training_process(config), scale)
+    count, dtype = (256, torch.float32) if scale == 0 else (2000, torch.float64)
+    return solve(name, process, model, count, clip=scale == 0, dtype=dtype)
+
+
+FLOWS = [(name, [*TARGETS][i % len(TARGETS)]) for i, name in enumerate(SAMPLERS)]
+
+
+@pytest.mark.parametrize(("name", "prediction"), FLOWS)
+def test_every_sampler_ends_at_the_data_along_straight_lines(name, prediction):
+    check_ends_at_the_data(flow(name, 25, prediction, scale=0.0))
+
+
+@pytest.mark.parametrize(("name", "prediction"), [each for each in FLOWS if each[0] != "lcm"])
+def test_every_sampler_has_the_right_distribution_along_straight_lines(name, prediction):
+    check_distribution(flow(name, 100, prediction, flow_shift=2.0), 0.3)
+
+
+def test_second_order_pays_along_straight_lines():
+    """With 20 evaluations; Heun takes two a step."""
+    exact = flow("unipc", 300)
+    found = {name: flow(name, 10 if name == "heun" else 20) for name in ORDERS}
+    errors = {name: (x - exact).square().mean().sqrt() for name, x in found.items()}
+    assert max(error for name, error in errors.items() if name != "ddim") < errors["ddim"] / 2

@@ -115,6 +115,8 @@ def test_the_default_follows_the_schedule():
     assert SamplerConfig(steps=10).process(linear).timestep_map == TEN["log_snr"]
     flow = spaced_steps(alphas_cumprod("cosine"), 10, "flow")
     assert SamplerConfig(steps=10).process(cosine).timestep_map == flow
+    straight = SamplerConfig(steps=4).process(DiffusionConfig(noise_schedule="flow"))
+    assert straight.times.tolist() == [0.25, 0.5, 0.75, 1.0]
     for respacing, steps in (("ddim10", TEN["leading"]), ("", list(range(1000))), ("1,1", [0, 500])):
         assert SamplerConfig(timestep_respacing=respacing).process(linear).timestep_map == steps
 
