@@ -25,10 +25,10 @@ PROCESS = DiffusionConfig(noise_schedule="cosine")
 NOTHING, ALL = SamplerConfig(), list(range(1000))
 
 
-def resolved(flags, says=NOTHING):
+def resolved(flags, says=NOTHING, diffusion=PROCESS):
     """The base generator's settings, of a checkpoint whose previews are guided."""
     run = parse(SampleRun, shlex.split(f"--model_path a.pt {flags}"))
-    stage = SimpleNamespace(defaults=StageSettings(says, PREVIEWS), flags=BASE, path="a.pt")
+    stage = SimpleNamespace(defaults=StageSettings(says, PREVIEWS), flags=BASE, path="a.pt", diffusion=diffusion)
     return run.settings(SimpleNamespace(stages=[stage]), run.classifier.scales[0])[0]
 
 
@@ -76,6 +76,12 @@ def test_what_a_checkpoint_says_of_its_sampler_is_not_replaced_by_a_classifier()
     assert resolved("--classifier_path c", says).sampler == says
     assert resolved("--timestep_respacing 9", says).sampler == SamplerConfig(timestep_respacing="9")
     assert resolved("--steps 9", SamplerConfig("heun", timestep_respacing="3,4")).sampler == SamplerConfig("heun", 9)
+
+
+def test_a_flow_samples_as_ever_with_a_classifier():
+    """It has no steps of training, of which Guided-Diffusion takes all."""
+    found = resolved("--classifier_path c", diffusion=DiffusionConfig(noise_schedule="flow"))
+    assert (found.sampler, found.guidance, found.classifier_scale) == (NOTHING, PREVIEWS, 1)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,11 @@ def test_a_classifier_of_other_noise_guides_at_the_nearest_levels(classifier, tm
     guided = [sample(other, PROMPTS[:2], classifier=classifier, **options) for _ in range(2)][-1]
     assert len([each for each in caplog.messages if re.search(warned, each)]) == len(caplog.messages) == 1
     assert (guided != sample(other, PROMPTS[:2], **options)).any()
+    caplog.clear()
+    flow = load(make_generator_file(tmp_path, noise_schedule="flow", diffusion_steps=1000), device="cpu")
+    sample(flow, PROMPTS[:2], classifier=classifier, **options)
+    (warning,) = caplog.messages
+    assert "on the straight path of a flow" in warning and warning.endswith("nearest noise levels")
     own, levels = classifier.process.snr, other.stages[0].process(StageSettings(SamplerConfig(steps=5))).snr
     assert noise[:5] == [int(np.abs(np.log(own / level)).argmin()) for level in reversed(levels)]
 

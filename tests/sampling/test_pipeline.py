@@ -3,17 +3,19 @@
 import numpy as np
 import pytest
 import torch
+from cascade_making import random_images
 from checkpoint_making import FEW, make_file, sample
 
 from diff_dalle.checkpoints.checkpoint import Identity, save_file
 from diff_dalle.config import InputError, expectations
-from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
+from diff_dalle.diffusion import SAMPLERS, DiffusionConfig, GuidanceConfig
+from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.images.pixels import to_uint8
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.sampling.generator_stage import GeneratorStage
 from diff_dalle.sampling.pipeline import load
-from diff_dalle.sampling.request import Request
+from diff_dalle.sampling.request import ImageEdit, Request
 from diff_dalle.sampling.stage import StageJob
 from diff_dalle.sampling.stage_settings import StageSettings
 
@@ -80,6 +82,25 @@ def test_the_spacing_of_the_steps_matters(pipeline):
     assert np.array_equal(images[None], images["log_snr"])
     for other in ("even", "trailing"):
         assert (images[other] != images["log_snr"]).any()
+
+
+def test_a_flow_samples_and_edits(tmp_path):
+    """With text, guidance and steps in its times; known pixels stay."""
+    flow = {"noise_schedule": "flow", "diffusion_steps": 1000, "prediction": "x_start", "loss_space": "flow"}
+    pipeline, image = load(make_file(tmp_path, **flow), "cpu"), random_images(1, 16, 16)[0]
+    for name in SAMPLERS:
+        images = sample(pipeline, ["a star"], sampler=SamplerConfig(name, 4))
+        assert images.shape == (1, 16, 16, 3) and images.std() > 1
+    hole = np.arange(16)[:, None].repeat(16, 1) < 8
+    inpainted = sample(pipeline, ["a star"], edit=ImageEdit([image], [hole]))[0]
+    assert (inpainted[~hole] == image[~hole]).all() and (inpainted[hole] != image[hole]).any()
+    near, far = (
+        np.abs(sample(pipeline, ["a star"], edit=ImageEdit([image], config=EditConfig(strength=s)))[0] - image).mean()
+        for s in (0.3, 1.0)
+    )
+    assert near != far
+    with pytest.raises(InputError, match="timestep_respacing is '4', but a process in log-SNR has no steps"):
+        sample(pipeline, ["a star"], sampler=SamplerConfig(timestep_respacing="4"))
 
 
 def test_sample_stages_and_sample_agree(pipeline):

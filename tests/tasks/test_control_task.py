@@ -8,6 +8,7 @@ from network_making import captions, gradient, make_generator, pixels
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
+from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.images.control_filters.table import ControlConfig
@@ -20,6 +21,8 @@ from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.trainee import Trainee
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
+FLOW = training_process(DiffusionConfig(noise_schedule="flow", prediction="x_start", loss_space="flow"))
+BOTH = pytest.mark.parametrize("process", [PROCESS, FLOW], ids=["steps", "flow"])
 N = 4
 
 
@@ -32,23 +35,24 @@ def make_batch() -> Batch:
     return Batch(images, captions((3, 5, 2, 4)), torch.arange(10, 10 + N))
 
 
-def make_task(name="inpaint", **base) -> ControlledDenoisingTask:
+def make_task(name="inpaint", process=PROCESS, **base) -> ControlledDenoisingTask:
     network, control_filter = make_generator(dropout=0.2, **base), ControlConfig(name).create()
     torch.manual_seed(0)
     controlnet = UnetControlNet(UnetControlConfig(8), network.config, control_filter.channels)
     controlnet.start_from(network)
-    task = ControlledDenoisingTask(controlnet, PROCESS, DenoisingConfig())
+    task = ControlledDenoisingTask(controlnet, process, DenoisingConfig())
     task.add_companion(BASE, network)
     task.control_filter = control_filter
     return task
 
 
-def test_the_first_loss_is_that_of_the_base():
+@BOTH
+def test_the_first_loss_is_that_of_the_base(process):
     """Of the base in evaluation mode: without its dropout, although the task trains."""
-    task, batch = make_task().train(), make_batch()
+    task, batch = make_task(process=process).train(), make_batch()
     base = task.companions[BASE]
     assert not any(module.training for module in base.modules()) and task.model.training
-    alone = DenoisingTask(base, PROCESS, DenoisingConfig()).eval()
+    alone = DenoisingTask(base, process, DenoisingConfig()).eval()
     expected, found = (each.losses(batch, draw_of(batch))["loss"] for each in (alone, task))
     assert torch.equal(expected, found)
 
@@ -102,9 +106,10 @@ def test_caption_dropout_leaves_the_control():
     assert torch.equal(hint, task.model.encode(task.condition(batch, draw_of(batch)).control))
 
 
-def test_the_use_of_the_control_is_measured():
+@BOTH
+def test_the_use_of_the_control_is_measured(process):
     """The gap is 0 before training, and NaN where another sample's control is the same."""
-    task, batch = make_task("picture"), make_batch()
+    task, batch = make_task("picture", process), make_batch()
     same = replace(batch, images=batch.images[:1].expand(N, -1, -1, -1))
     named = task.held_out(batch, draw_of(batch))
     assert (named["control_swap_gap"] == 0).all() and "caption_swap_gap_q3" in named

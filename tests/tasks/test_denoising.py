@@ -9,6 +9,7 @@ from torch import nn
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
+from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.preview_config import PreviewConfig
 from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
@@ -17,6 +18,8 @@ from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.tasks.denoising import DenoisingTask
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
+FLOW = training_process(DiffusionConfig(noise_schedule="flow", prediction="x_start", loss_space="flow"))
+PROCESSES = pytest.mark.parametrize("process", [PROCESS, FLOW], ids=["steps", "flow"])
 
 
 def draw_of(batch):
@@ -44,17 +47,20 @@ def make_batch(n=64):
     return Batch(images, Conditioning(tokens=tokens, mask=torch.ones(n, 3, dtype=torch.bool)), torch.arange(n))
 
 
-def make_task(**config):
-    return DenoisingTask(Reader(), PROCESS, DenoisingConfig(**config))
+def make_task(process=PROCESS, **config):
+    return DenoisingTask(Reader(), process, DenoisingConfig(**config))
 
 
-def test_right_captions_give_no_loss_and_wrong_ones_the_gap():
-    """With a model that reads, the loss is 0 and the caption-swap gap is the difference of the two images."""
-    task, batch = make_task(), make_batch()
+@PROCESSES
+def test_right_captions_give_no_loss_and_wrong_ones_the_gap(process):
+    """With a model that reads, the loss is 0 and the caption-swap gap is the difference of the two images, as an error
+    of what is measured."""
+    task, batch = make_task(process), make_batch()
     values = task.held_out(batch, draw_of(batch))
     assert values["loss"].abs().max() == 0
-    level = batch.cond.tokens[:, 1].float() / 10
-    assert torch.allclose(values["caption_swap_gap"], (level - level.roll(1)).square(), atol=1e-6)
+    level, u = batch.cond.tokens[:, 1].float() / 10, draw_of(batch).uniform("timestep")
+    divisor = u.clamp(min=0.05).float() if process is FLOW else 1.0
+    torch.testing.assert_close(values["caption_swap_gap"], ((level - level.roll(1)) / divisor).square())
 
 
 def test_gap_is_not_counted_between_equal_captions():
@@ -73,14 +79,16 @@ def test_caption_dropout_hides_the_right_fraction_and_depends_on_position_only()
     assert torch.equal(~task.model.seen[-1].mask[:, 1], hidden[300:400])
 
 
-def test_quartiles_split_the_loss_by_timestep():
-    task, batch = make_task(caption_dropout=1.0), make_batch(256)
+@PROCESSES
+def test_quartiles_split_the_loss_by_timestep(process):
+    task, batch = make_task(process, caption_dropout=1.0), make_batch(256)
     values = task.losses(batch, draw_of(batch))
     split = torch.stack([values[f"loss_q{q}"] for q in range(4)])
     assert (~split.isnan()).sum(0).eq(1).all()
     assert torch.allclose(split.nan_to_num().sum(0), values["loss"])
     t = task.schedule_sampler.sample_at(draw_of(batch).uniform("timestep"))[0]
-    assert torch.equal((~split.isnan()).float().argmax(0), t // 10)
+    assert torch.equal((~split.isnan()).float().argmax(0), (4 * t / (1 if process is FLOW else 40)).long())
+    assert torch.equal(values["t"], t) and task.recorded == ("t",)
 
 
 @pytest.mark.parametrize("error", ["mse", "l1", "huber"])
@@ -112,6 +120,17 @@ def test_loss_aware_timesteps_observe_and_survive_a_checkpoint():
     expected = task.schedule_sampler.sample_at(u)
     assert torch.equal(again.schedule_sampler.sample_at(u)[0], expected[0])
     assert not torch.equal(before, expected[0]) or not torch.allclose(expected[1], torch.ones(64))
+
+
+def test_times_that_follow_the_losses_need_steps():
+    flow = DiffusionConfig(noise_schedule="flow")
+    with refused("schedule_sampler is 'loss-second-moment', but noise_schedule flow has no steps"):
+        GeneratorRun(diffusion=flow, denoising=DenoisingConfig("loss-second-moment"))
+    run = GeneratorRun(diffusion=flow, denoising=DenoisingConfig("logit_normal", logit_mean=2.0))
+    task, batch = DenoisingTask(Reader(), training_process(flow), run.denoising), make_batch(512)
+    drawn, held_out = (values(batch, draw_of(batch)) for values in (task.losses, task.held_out))
+    assert drawn["t"].median().item() == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=0.02)
+    assert (~held_out["loss_q0"].isnan()).float().mean().item() == pytest.approx(0.25, abs=0.06)  # uniform, as ever
 
 
 def test_losses_have_the_weight_of_their_timestep():

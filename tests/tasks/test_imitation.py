@@ -8,7 +8,8 @@ from network_making import VOCABULARY, randomize
 from torch import nn
 
 from diff_dalle.batch import Batch, Conditioning
-from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
+from diff_dalle.diffusion import DiffusionConfig
+from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.log_snr import LogSnrProcess
 from diff_dalle.diffusion.log_snr_config import LogSnrConfig
 from diff_dalle.diffusion.resample import DenoisingConfig
@@ -71,7 +72,8 @@ def make_task(kind: str):
     if kind == "latent":
         task = Latents(network, LogSnrProcess(LogSnrConfig(prediction="v")), LatentConfig())
     else:
-        process = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction=kind))
+        schedule = {"noise_schedule": "flow"} if kind == "flow" else {"diffusion_steps": 40}
+        process = training_process(DiffusionConfig(prediction=kind, **schedule))
         task = DenoisingTask(network, process, DenoisingConfig(caption_dropout=0.5))
     task.imitation = Imitation(network, HALF)
     return task
@@ -83,7 +85,7 @@ def imitated(task, batch: Batch) -> torch.Tensor:
     return PRIOR | dropped | (batch.index == 4)
 
 
-KINDS = pytest.mark.parametrize("kind", ["v", "eps", "x_start", "previous_x", "latent"])
+KINDS = pytest.mark.parametrize("kind", ["v", "eps", "x_start", "previous_x", "flow", "latent"])
 
 
 @KINDS

@@ -81,6 +81,14 @@ def test_the_spacing_of_the_steps_is_that_of_sampling():
         make_run(steps=30, spacing="leading")
 
 
+def test_previews_of_a_flow_are_at_its_times():
+    run, seen = make_run(**UNCONDITIONAL, **FEW, noise_schedule="flow", diffusion_steps=1000), []
+    model = run.recipe().open(ALONE).network()
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[1].tolist()))
+    previews_of(run, None, Images(3))(model)
+    assert seen == [pytest.approx([1000.0] * 2, rel=1e-3), pytest.approx([500.0] * 2)]
+
+
 def test_previews_take_the_memory_of_a_micro_batch_and_look_the_same():
     flags = {**UNCONDITIONAL, **FEW, "preview_samples": 5, "batch_size": 16, "num_classes": 3, "caption_dropout": 0.1}
     sizes, grids = [], []

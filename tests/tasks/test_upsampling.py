@@ -17,6 +17,7 @@ from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.augmentation import AugmentationConfig, area_downsample, blur
+from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.evaluation.fidelity import PSNR_CAP
 from diff_dalle.images.transforms import Window
@@ -29,6 +30,7 @@ from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.tasks.upsampling import UpsamplingTask, signal_psnr
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
+FLOW = training_process(DiffusionConfig(noise_schedule="flow", prediction="x_start", loss_space="flow"))
 PLAIN, BOTH = AugmentationConfig(), AugmentationConfig(gaussian_blur=True, noise_augmentation=0.3)
 KEEP = DenoisingConfig(caption_dropout=0.0)
 FIELDS = ("low_res", "low_res_level", "low_res_blur")
@@ -59,8 +61,8 @@ def make_batch(n=6, size=(4, 8), start=0, seed=0):
     return Batch(images, Conditioning(tokens=tokens, mask=torch.ones(n, 3, dtype=torch.bool)), index)
 
 
-def make_task(augmentation=PLAIN, answer=None, config=KEEP, factor=2):
-    return UpsamplingTask(Watcher(answer), PROCESS, config, factor, augmentation.degradation)
+def make_task(augmentation=PLAIN, answer=None, config=KEEP, factor=2, process=PROCESS):
+    return UpsamplingTask(Watcher(answer), process, config, factor, augmentation.degradation)
 
 
 def condition(task, batch, seed=0):
@@ -212,9 +214,10 @@ def checkerboard(batch, size):
     ],
     ids=["exact", "brighter", "checkered", "out of range"],
 )
-def test_held_out_psnr_is_that_of_the_expected_image(change, near, kept):
+@pytest.mark.parametrize("process", [PROCESS, FLOW], ids=["steps", "flow"])
+def test_held_out_psnr_is_that_of_the_expected_image(process, change, near, kept):
     batch = make_batch()
-    task = make_task(BOTH, batch.images + change(batch))
+    task = make_task(BOTH, batch.images + change(batch), process=process)
     values = task.held_out(batch, draw_of(batch))
     if near is None:
         error = 1 - batch.images
@@ -228,12 +231,13 @@ def test_held_out_psnr_is_that_of_the_expected_image(change, near, kept):
     assert all(value.shape == (6,) for value in values.values())
 
 
-def test_the_expected_image_is_asked_for_from_noise_alone_and_the_clean_small_image():
-    batch, task = make_batch(), make_task(BOTH)
+@pytest.mark.parametrize(("process", "last"), [(PROCESS, 39.0), (FLOW, 1000.0)], ids=["steps", "flow"])
+def test_the_expected_image_is_asked_for_from_noise_alone_and_the_clean_small_image(process, last):
+    batch, task = make_batch(), make_task(BOTH, process=process)
     task.held_out(batch, draw_of(batch))
     (_, _, first), (_, _, swapped), (x, t, cond) = task.model.shown
-    assert torch.equal(t, torch.full((6,), 39))
-    assert torch.equal(x, draw_of(batch).normal("noise", (3, 4, 8)))
+    assert_close(t.float(), torch.full((6,), last), rtol=1e-3, atol=0)
+    assert_close(x, draw_of(batch).normal("noise", (3, 4, 8)), rtol=1e-3, atol=0)
     assert torch.equal(cond.low_res, area_downsample(batch.images, 2)) and torch.equal(cond.tokens, batch.cond.tokens)
     assert not cond.low_res_level.any() and not cond.low_res_blur.any()
     assert first.low_res_level.all() and torch.equal(swapped.tokens, batch.cond.tokens.roll(1, 0))
