@@ -149,7 +149,7 @@ class DiffusionConfig(NoiseConfig):
             "p2": ("eps", "p2", 0.0),
         }[self.loss_weighting]
         return LogSnrConfig(
-            "rectified_flow",
+            FLOW,
             shift=self.flow_shift,
             scaler="lerp",
             prediction=self.prediction,

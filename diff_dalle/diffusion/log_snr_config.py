@@ -22,6 +22,7 @@ from .losses import MIN_SNR_GAMMA, P2_GAMMA, P2_K
 from .noise_conditions import NOISE_CONDITIONS, NoiseCondition, sigma_condition
 
 _OVER = "/"  # before a weight that divides
+_FLOWS = ("log_snr_schedule", "log_snr_interpolation", "sampling_schedule", "prediction")
 _WEIGHTS = (*LOSS_WEIGHTS, ADAPTIVE)
 
 
@@ -150,9 +151,8 @@ class LogSnrConfig:
 
     @staticmethod
     def earlier(recorded: Mapping) -> Mapping:
-        """The prediction flow had the name of its schedule."""
-        old = recorded.get("prediction") == "rectified_flow"
-        return {**recorded, "prediction": "flow"} if old else recorded
+        """flow was called rectified_flow."""
+        return {**recorded, **{name: "flow" for name in _FLOWS if recorded.get(name) == "rectified_flow"}}
 
     @property
     def log_shift(self) -> float:

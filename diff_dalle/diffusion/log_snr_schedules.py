@@ -62,7 +62,7 @@ def sqrt_log_snr(t: Tensor, squeeze: bool = False) -> Tensor:
     return _limited((1 - (t + _SQRT_OFFSET).sqrt()).clamp(min=0), squeeze)
 
 
-def rectified_flow_log_snr(t: Tensor) -> Tensor:
+def flow_log_snr(t: Tensor) -> Tensor:
     """That of (1 − t) x_start + t noise (Liu et al. 2022), within ±15."""
     return (-2 * torch.logit(t)).clamp(-_FLOW_LIMIT, _FLOW_LIMIT)
 
@@ -111,7 +111,7 @@ LOG_SNR_SCHEDULES: dict[str, LogSnrSchedule] = {
     "cosine2": cosine2_log_snr,
     "linear": linear_log_snr,
     "sqrt": sqrt_log_snr,
-    "rectified_flow": rectified_flow_log_snr,
+    "flow": flow_log_snr,
     "stable_diffusion": stable_diffusion_log_snr,
     "edm": edm_log_snr,
     "edm_train": edm_train_log_snr,

@@ -67,7 +67,7 @@ class SamplerConfig:
         None,
         "which steps: even from first to last, leading or trailing with a constant stride from the clean or the noise "
         "end, even in log_snr or in the time of a rectified flow, or those of karras (rho 7); none = log_snr on the "
-        "noise schedule linear, else flow",
+        "noise schedule linear, even on flow, else flow",
         choices=SPACINGS,
         free=True,
     )

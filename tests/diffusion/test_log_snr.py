@@ -437,7 +437,7 @@ def test_the_exact_network_of_each_target_has_the_least_loss(t):
     x_start, noise = x_start[..., None, None], torch.randn(count, 2, 1, 1, generator=generator, dtype=torch.float64)
     times, losses = torch.full((count,), t, dtype=torch.float64), {}
     for name, target in TARGETS.items():
-        process = make(log_snr_schedule="rectified_flow", scaler="lerp", noise_condition="flow_steps", prediction=name)
+        process = make(log_snr_schedule="flow", scaler="lerp", noise_condition="flow_steps", prediction=name)
         exact, given = ExactFlow(process, 0.3), (x_start, times)
 
         def loss(change, exact=exact, process=process, given=given):
@@ -452,6 +452,7 @@ def test_the_exact_network_of_each_target_has_the_least_loss(t):
     assert losses["eps"] == pytest.approx(expected, rel=0.06)
 
 
-def test_the_prediction_of_a_flow_had_another_name():
-    now = {"prediction": "flow", "scaler": "lerp"}
-    assert present_form(LogSnrConfig, {**now, "prediction": "rectified_flow"}) == present_form(LogSnrConfig, now) == now
+def test_a_flow_had_another_name():
+    now = {"log_snr_schedule": "flow", "sampling_schedule": "flow", "prediction": "flow", "scaler": "lerp"}
+    then = {name: value.replace("flow", "rectified_flow") for name, value in now.items()}
+    assert present_form(LogSnrConfig, then) == present_form(LogSnrConfig, now) == now

@@ -31,7 +31,7 @@ VALUES = {
     "cosine2": [15, 1.7609, 0, -1.7609, -15],
     "linear": [10, 5, 0, -5, -10],
     "sqrt": [logit(0.99), logit(1 - 0.2501**0.5), logit(1 - 0.5001**0.5), logit(1 - 0.7501**0.5), -9.2102],
-    "rectified_flow": [15, 2 * math.log(3), 0, -2 * math.log(3), -15],
+    "flow": [15, 2 * math.log(3), 0, -2 * math.log(3), -15],
     "edm": [-14 * math.log(t * 80 ** (1 / 7) + (1 - t) * 0.002 ** (1 / 7)) for t in T.tolist()],
     "edm_train": [13.8082, 2.4 + 2.4 * 0.67449, 2.4, 2.4 - 2.4 * 0.67449, -9.0082],
     "stable_diffusion": [logit(1 - 0.00085), 0.7273, -0.9594, -2.8152, logit(0.00466)],
@@ -132,8 +132,8 @@ def test_schedules_to_sample_with():
         assert_close(levels(sampling_schedule=name), LOG_SNR_SCHEDULES[name](T)[1:])
     assert_close(levels(log_snr_schedule="edm_train"), LOG_SNR_SCHEDULES["edm"](T)[1:])
     assert_close(levels(log_snr_schedule="adaptive"), cosine_log_snr(T)[1:])
-    flow = levels(log_snr_schedule="edm_train", sampling_schedule="rectified_flow")
-    assert_close(flow, LOG_SNR_SCHEDULES["rectified_flow"](T)[1:])
+    flow = levels(log_snr_schedule="edm_train", sampling_schedule="flow")
+    assert_close(flow, LOG_SNR_SCHEDULES["flow"](T)[1:])
 
 
 def test_no_interpolation_rises():

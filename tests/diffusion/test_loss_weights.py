@@ -86,7 +86,7 @@ def test_the_error_of_another_target(scaler, prediction, space):
     """As if the network's output were converted by way of x_start and noise: a² + b² is not 1 with lerp."""
     if scaler == "vp" and "flow" in (prediction, space):
         return  # x_t and a flow do not determine x_start there
-    kind = {"log_snr_schedule": "rectified_flow", "scaler": scaler, "prediction": prediction}
+    kind = {"log_snr_schedule": "flow", "scaler": scaler, "prediction": prediction}
     process = LogSnrProcess(LogSnrConfig(**kind, loss_weighting=("none",), loss_space=space))
     wrong = process.target(X, T, NOISE) + OFF
     losses = process.training_losses(lambda x, t: wrong, X, T, noise=NOISE)
@@ -100,7 +100,7 @@ def test_the_error_of_another_target(scaler, prediction, space):
 def test_an_error_near_the_image_is_limited():
     """Li & He 2025: x_start's error over t, which is at least .05; that of eps over α."""
     for prediction, least, divisor in (("x_start", 0.05, T), ("x_start", 0.3, T), ("eps", 0.3, 1 - T)):
-        kind = {"log_snr_schedule": "rectified_flow", "scaler": "lerp", "prediction": prediction}
+        kind = {"log_snr_schedule": "flow", "scaler": "lerp", "prediction": prediction}
         config = LogSnrConfig(**kind, loss_weighting=("none",), loss_space="flow", loss_space_limit=least)
         process = LogSnrProcess(config)
         found = process.loss_weight(process.log_snr(T)).double()

@@ -81,7 +81,7 @@ LOG_SNR = [
     {"log_snr_schedule": "adaptive", "loss_weighting": ("adaptive", "p2"), "noise_condition": "edm"},
     {"log_snr_schedule": "stable_diffusion", "noise_condition": "stable_diffusion", "noise_condition_steps": 9},
     {"log_snr_schedule": "edm_train", "offset_noise": 0.1, "pyramid_noise": 0.75, "prediction": "flow"},
-    {"log_snr_schedule": "rectified_flow", "noise_condition": "flow_steps", "loss_space": "flow"},
+    {"log_snr_schedule": "flow", "noise_condition": "flow_steps", "loss_space": "flow"},
 ]
 
 

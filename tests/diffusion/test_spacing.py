@@ -167,7 +167,7 @@ def test_listed_steps_replace_a_checkpoint_s_spacing():
 # --------------------------------------------------------------------------------------------------- continuous time
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "edm", "rectified_flow"])
+@pytest.mark.parametrize("schedule", ["cosine", "edm", "flow"])
 @pytest.mark.parametrize("spacing", LEVEL_SPACINGS)
 def test_levels_in_continuous_time(schedule, spacing):
     """Exactly those of the spacing between the ends of the range, each at its own time on the schedule."""
