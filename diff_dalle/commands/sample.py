@@ -245,7 +245,7 @@ class SampleRun:
             return [BASE.changed(stage.defaults, found) for stage in pipeline.stages]
         check_kinds([stage.flags for stage in pipeline.stages], *given, *guided)
         first = pipeline.stages[0]
-        is_flow = isinstance(first.diffusion, DiffusionConfig) and first.diffusion.is_flow
-        if guided and self.sampler == GivenSampler() and first.defaults.sampler == SamplerConfig() and not is_flow:
-            base["timestep_respacing"] = ""  # neither says how to sample: as Guided-Diffusion does with a classifier
+        unsaid = self.sampler == GivenSampler() and first.defaults.sampler == SamplerConfig()
+        if guided and unsaid and not (isinstance(first.diffusion, DiffusionConfig) and first.diffusion.is_flow):
+            base["timestep_respacing"] = ""  # as Guided-Diffusion does with a classifier
         return settings_of_stages(pipeline.stages, *given, *guided, **base)
