@@ -15,6 +15,10 @@ SHAPES = "--model_path a.pt --shapes_dir s"
 SHARDS = "--model_path a.pt --classifier_path c.pt --data_dir d"
 # Command, flag and value, flags with which it has no effect, flags with which it has one, and what is named.
 CASES = [
+    (GeneratorRun, "--loss_space flow", "", "--noise_schedule flow", "noise_schedule is linear"),
+    (GeneratorRun, "--flow_shift 2", "", "--noise_schedule flow", "noise_schedule is linear"),
+    (GeneratorRun, "--logit_mean 1", "", "--schedule_sampler logit_normal", "schedule_sampler is uniform"),
+    (ClassifierRun, "--logit_std 2", "", "--schedule_sampler logit_normal", "schedule_sampler is uniform"),
     (GeneratorRun, "--lr_anneal cosine", "", "--lr_anneal_steps 10 --iterations 10", "lr_anneal_steps is 0"),
     (ClassifierRun, "--lr_anneal linear", "--lr_anneal_steps 0", "", "lr_anneal_steps is 0"),
     (GeneratorRun, "--muon_lr 0.01", "", "--optimizer muon", "optimizer is adamw"),
