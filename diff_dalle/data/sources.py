@@ -40,7 +40,7 @@ def find_shards(sources: Sequence[str] | str, flag: str = DATA_DIR) -> list[str]
 
 
 def _expand(source: str, flag: str) -> list[str]:
-    from braceexpand import braceexpand  # which steps can be computed without: see scripts/gpu_check.sh
+    from braceexpand import braceexpand  # here, because scripts/gpu_check.sh trains without this package
 
     if storage.scheme(source) == "pipe":
         return [source]
