@@ -76,6 +76,11 @@ class ForwardProcess:
         """[T] signal-to-noise ratio ᾱ / (1 − ᾱ)."""
         return self.alphas_cumprod / self.one_minus_alphas_cumprod
 
+    def log_snr(self, t: Tensor) -> Tensor:
+        """[N] float32, the logarithm of ``snr`` at the steps t [N]."""
+        alpha_bar = self._table("alphas_cumprod", t.device)[t]
+        return alpha_bar.log() - self._table("log_one_minus_alphas_cumprod", t.device)[t]
+
     @property
     def duration(self) -> float:
         """In the unit of t."""

@@ -144,6 +144,10 @@ class LogSnrProcess:
         """x_start and noise according to a network's output for x_t at the times t [N]."""
         return self._target.read(x_t, at_least_float32(output), *self.scales(self.log_snr(t), x_t))
 
+    def x_start(self, model_output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        """``undiffuse``'s x_start."""
+        return self.undiffuse(x_t, t, model_output)[0]
+
     def training_losses(
         self,
         model: Model,

@@ -89,6 +89,10 @@ class ReverseProcess(ForwardProcess):
         log_variance = fraction * high + (1 - fraction) * low
         return torch.exp(log_variance), log_variance
 
+    def x_start(self, model_output: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """x_start according to a network's output for x_t at the steps t [N], at least float32, not clipped."""
+        return self._x_start(self._split(model_output, x)[0], x, t)
+
     def _x_start(self, output: Tensor, x: Tensor, t: Tensor | int) -> Tensor:
         """x_start from the network's prediction."""
         if self.model_mean_type == ModelMeanType.EPSILON:

@@ -78,6 +78,11 @@ class Generator(nn.Module):
         self.unet = UNet(config.unet, in_channels, out_channels, text_width, levels)
         number_dropouts(self)
 
+    @property
+    def middle_block(self) -> str:
+        """The dotted name of the block with the most abstract features."""
+        return f"unet.{self.unet.middle_block}"
+
     def encode_text(self, cond: Conditioning) -> Conditioning:
         """``cond`` with ``text_states`` and ``text_pooled`` from ``tokens``; unchanged if they are set or unused.
 

@@ -157,8 +157,12 @@ class NoisedClip(nn.Module):
         if tuple(x.shape[2:]) != (size, size):
             found = "×".join(map(str, reversed(x.shape[2:])))
             raise InputError(f"the classifier takes images of {size}×{size} pixels (image_size), not of {found}")
-        h = self.image_tower(x, t, Conditioning(dropout_keys=dropout_keys))[0]
-        return self._normalize(self.pool(self.norm(h, silu=True)))
+        return self._normalize(self.pool(self.feature_map(x, t, dropout_keys)))
+
+    def feature_map(self, x: Tensor, t: Tensor | None = None, dropout_keys: Tensor | None = None) -> Tensor:
+        """What is pooled: [N, C, H, W] → [N, channels, H / divisor, W / divisor]. t: None = 0, of clean images."""
+        t = x.new_zeros(len(x)) if t is None else t
+        return self.norm(self.image_tower(x, t, Conditioning(dropout_keys=dropout_keys))[0], silu=True)
 
     def encode_text(self, tokens: Tensor, mask: Tensor, dropout_keys: Tensor | None = None) -> Tensor:
         """Text features. tokens, mask: [N, L]. Returns [N, classifier_enc_attn_dim] float32, L2-normalized."""

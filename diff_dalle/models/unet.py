@@ -283,6 +283,7 @@ class UNet(nn.Module):
     """The full U-Net, a denoiser whose output is 0 at initialization. Arguments: see ``UNetEncoder``."""
 
     full_precision = ("out_conv",)  # see ``cast_weights``
+    middle_block = "encoder.middle"  # a dotted name; see ``tasks.alignment``
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from .latent.unet import LatentUnet
 from .noised_clip import NoisedClip
 from .norms import GroupNorm32, LayerNorm32
 from .precision import full_precision_layers
+from .projector import Projector
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ UNITS: dict[type[nn.Module], Units] = {
     DecoderUnet: Units(_DECODER, ("encode_text",)),
     LatentUnet: Units(_LATENT, ("encode_text",)),
     UnetControlNet: Units(_UNET, ("encode",)),
+    Projector: Units(()),
     LatentControlNet: Units((control_backbones.Residual,), ("encode",)),  # the other backbones are small
 }
 

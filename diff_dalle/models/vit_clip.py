@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import Fault, InputError, named, option, settings
-from .layers import to_tokens
+from .layers import to_image, to_tokens
 from .norms import LayerNorm32
 from .precision import autocast_disabled
 from .text_encoder import TextBlock
@@ -63,6 +63,10 @@ class VitTower(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x: [N, 3, H, W] in the range [-1, 1] of images; t: [N] → [N, dim]."""
+        return self.proj(self.states(x, t)[:, 0])
+
+    def states(self, x: Tensor, t: Tensor) -> Tensor:
+        """[N, 1 + patches, image_width]: the states of the timestep's token and of the patches after the last norm."""
         means, deviations = (x.new_tensor(each).float()[:, None, None] for each in (MEANS, DEVIATIONS))
         pixels = ((x.float() + 1) * 127.5 - means) / deviations
         first = self.time_emb[t.round().long().clamp(0, len(self.time_emb) - 1)]
@@ -70,7 +74,7 @@ class VitTower(nn.Module):
         h = self.in_norm(h)
         for block in self.blocks:
             h = block(h, None, None)
-        return self.proj(self.norm(h[:, 0]))
+        return self.norm(h)
 
 
 class CausalTower(nn.Module):
@@ -122,6 +126,11 @@ class VitClip(nn.Module):
             found = "×".join(map(str, reversed(x.shape[2:])))
             raise InputError(f"the classifier takes images of {size}×{size} pixels (image_size), not of {found}")
         return _normalized(self.image_tower(x, t))
+
+    def feature_map(self, x: Tensor) -> Tensor:
+        """The states of the patches of clean images: [N, 3, image_size, image_size] → [N, image_width, h, w]."""
+        side = self.config.image_size // self.config.patch_size
+        return to_image(self.image_tower.states(x, x.new_zeros(len(x)))[:, 1:], (side, side))
 
     def encode_text(self, tokens: Tensor, mask: Tensor, dropout_keys: Tensor | None = None) -> Tensor:
         """Text features. tokens, mask: [N, L]. Returns [N, dim] float32, L2-normalized."""

@@ -24,7 +24,9 @@ from ..images.pixels import to_uint8
 from ..models.adapters.controlnet import ControlNet
 from ..models.adapters.unet_controlnet import UnetControlConfig
 from ..models.generator import GeneratorConfig
+from ..tasks.alignment import AlignmentConfig
 from ..tasks.control import BASE, ControlledDenoisingTask, control_of, pictures_of
+from ..tasks.perceptual import PerceptualConfig
 from ..tasks.previews import Previews
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from .generator import GeneratorRun, open_generator, previews_of
@@ -95,6 +97,7 @@ class ControlNetRun(GeneratorRun):
     """
 
     kind: ClassVar[str] = "controlnet"
+    has_auxiliaries: ClassVar[bool] = False
 
     model_path: str = option("", "checkpoint of the base generator: ema_….pt or model….pt", required=True, free=True)
     control: ControlConfig = section(ControlConfig)
@@ -103,6 +106,8 @@ class ControlNetRun(GeneratorRun):
     tokenizer: TokenizerConfig = section(TokenizerConfig, flags=False)
     diffusion: DiffusionConfig = section(DiffusionConfig, flags=False)
     augmentation: AugmentationConfig = section(AugmentationConfig, flags=False)
+    alignment: AlignmentConfig = section(AlignmentConfig, flags=False)
+    perceptual: PerceptualConfig = section(PerceptualConfig, flags=False)
     base: BaseRecord = section(BaseRecord, flags=False)
 
     def faults(self) -> Iterator[Fault]:

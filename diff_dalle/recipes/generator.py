@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -24,13 +23,16 @@ from ..distributed.world import World
 from ..images.signal import PixelSignal, Signal
 from ..images.transforms import Window
 from ..models.generator import GeneratorConfig
+from ..tasks.alignment import AlignmentConfig
 from ..tasks.denoising import DenoisingTask
+from ..tasks.perceptual import PerceptualConfig
 from ..tasks.previews import Previews
 from ..tasks.upsampling import UpsamplingTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
 from ..training.optim_config import OptimConfig
 from ..training.settings import TrainingConfig
+from .auxiliary import Auxiliaries, wrong_auxiliaries
 from .recipe import Recipe, Session, without_logdir, wrong_annealing
 
 
@@ -39,12 +41,15 @@ class GeneratorRun:
     """Settings of ``train_generator.py``: of a base generator or, with ``small_size``, an upsampler."""
 
     kind: ClassVar[str] = "generator"
+    has_auxiliaries: ClassVar[bool] = True  # losses beside that of the diffusion
 
     data: DataConfig = section(DataConfig)
     model: GeneratorConfig = section(GeneratorConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
     diffusion: DiffusionConfig = section(DiffusionConfig)
     denoising: DenoisingConfig = section(DenoisingConfig)
+    alignment: AlignmentConfig = section(AlignmentConfig)
+    perceptual: PerceptualConfig = section(PerceptualConfig)
     augmentation: AugmentationConfig = section(AugmentationConfig)
     optim: OptimConfig = section(OptimConfig)
     training: TrainingConfig = section(TrainingConfig)
@@ -77,6 +82,7 @@ class GeneratorRun:
         if aspect.multi_aspect_ratio and aspect.bucket_factor % multiple:
             rule = f"must be a multiple of {multiple}, as the sizes of the network's images are"
             yield Fault.of(self, "data.aspect.bucket_factor", rule)
+        yield from wrong_auxiliaries(self, crop or self.image_size, self.has_auxiliaries)
         is_conditional = self.has_text or self.num_classes > 0
         yield from faults_of(lambda: self.preview.check(self.diffusion, self.signal, is_conditional))
 
@@ -120,14 +126,23 @@ class GeneratorRun:
 def open_generator(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -> Session:
     run: GeneratorRun = recipe.settings
     tokenizer = tokenizer or recipe.tokenizer()
+    auxiliaries, run = Auxiliaries.open(run, world)
+    recipe = recipe.of(run)
     crop, size = run.augmentation.crop_size, (run.image_size, run.image_size)
     image = ImageSpec(size, run.model.channels, window=Window(crop, run.model.factor) if crop else None)
     captions = (CaptionSpec(tokenizer, run.model.text.text_length),) if tokenizer else ()
     spec = SampleSpec(image, captions, run.num_classes)
-    return Session(recipe, world, spec, partial(_task, run, tokenizer), tokenizer)
+
+    def task(model: nn.Module, name: str, shown: Loader) -> DenoisingTask:
+        found = _task(run, tokenizer, model, shown)
+        auxiliaries.join(found, session)
+        return found
+
+    session = Session(recipe, world, spec, task, tokenizer)
+    return session
 
 
-def _task(run: GeneratorRun, tokenizer: Tokenizer | None, model: nn.Module, name: str, shown: Loader) -> DenoisingTask:
+def _task(run: GeneratorRun, tokenizer: Tokenizer | None, model: nn.Module, shown: Loader) -> DenoisingTask:
     process, previews = training_process(run.diffusion), previews_of(run, tokenizer, shown)
     if run.model.is_upsampler:
         factor, degradation = run.model.factor, run.augmentation.degradation

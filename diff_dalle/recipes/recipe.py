@@ -204,6 +204,13 @@ class Session:
             shard(network, self._parts(network), self.world, self.recipe.training.sharding)
         return self._compiled(network)
 
+    def beside(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """A small network that is trained beside the one that is saved, with rank 0's initial values, sharded likewise.
+        Every rank calls it."""
+        if self._is_sharded:
+            return build_sharded(build, self._parts, self.world, self.recipe.training.sharding)
+        return build_shared(build, self.world)
+
     @property
     def _is_sharded(self) -> bool:
         return self.world.size > 1 and self.recipe.training.sharding.parallel != "ddp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -13,8 +14,10 @@ from ..diffusion.editing import known_part
 from ..diffusion.resample import DenoisingConfig, UniformSampler
 from ..images.control_filters.inpainting import box_or_stroke_masks
 from ..randomness import Draw
+from .alignment import ENCODER, PROJECTOR, Alignment
 from .bins import QUARTILES, by_quartile
 from .imitation import Imitation
+from .perceptual import Perceptual
 from .timesteps import TimestepTask
 
 UNKNOWN_SHARE = 0.1  # of the samples of which an inpainting network sees nothing, so that it generates without them too
@@ -26,6 +29,8 @@ class DenoisingTask(TimestepTask):
     model:   network called as ``model(x_t, t, cond=...)``.
     process: the full (not respaced) process.
     preview: model → named preview images; None = no previews.
+
+    ``alignment``, with the companion ``ENCODER``, and ``perceptual`` add their losses in training.
     """
 
     config: DenoisingConfig
@@ -37,6 +42,12 @@ class DenoisingTask(TimestepTask):
     ):
         super().__init__(model, process, config)
         self.num_classes, self.preview = num_classes, preview
+        self.alignment: Alignment | None = None
+        self.perceptual: Perceptual | None = None
+
+    def part_modules(self, part: str) -> Mapping[str, nn.Module]:
+        found = super().part_modules(part)
+        return found if self.alignment is None else {**found, PROJECTOR: self.alignment.projector}
 
     @property
     def denoiser(self) -> nn.Module:
@@ -73,7 +84,14 @@ class DenoisingTask(TimestepTask):
         cond = self.drop(cond, draw)
         t, weights = self.schedule_sampler.sample_at(draw.uniform("timestep"))
         terms = self._terms(batch, cond, t, draw)
-        named = {**terms, "loss": terms["loss"] * weights, "t": t}
+        loss = terms["loss"]
+        if self.alignment is not None:
+            terms["alignment"] = self.alignment.loss(self.companions[ENCODER], batch.images, draw)
+            loss = loss + self.alignment.weight * terms["alignment"]
+        if self.perceptual is not None:
+            terms["perceptual"] = self.perceptual.loss(batch.images, t)
+            loss = loss + self.perceptual.weight * terms["perceptual"]
+        named = {**terms, "loss": loss * weights, "t": t}
         named |= self._by_quartile("loss", terms["loss"], t)
         if self.observed:
             named["unweighted_loss"] = terms["loss"].detach()

@@ -204,6 +204,9 @@ class Trainee:
             return torch.empty_like(parameter, dtype=given.dtype) if given.shape == parameter.shape else empty(given)
 
         entry = replaced({**outline, "optimizer": {**outline["optimizer"], "state": {}}}, empty)
+        for name, module in self._beside_model():
+            own, values = module.state_dict(), outline["modules"][name]
+            entry["modules"][name] = {each: like(own[each], given) for each, given in values.items()}
         entry["optimizer"]["state"] = {
             number: {name: like(parameters[number], given) for name, given in values.items()}
             for number, values in outline["optimizer"]["state"].items()

@@ -175,6 +175,10 @@ class SemanticAutoencoder(nn.Module):
         z = self.norm(self.mapper(h), moments).float()
         return (z - self.latent_mean[:, None, None]) / self.latent_std[:, None, None]
 
+    def feature_map(self, images: Tensor) -> Tensor:
+        """``encode``, by the name that other encoders of patches have."""
+        return self.encode(images)
+
     def preview(self, latents: Tensor) -> Tensor:
         """Latents → images, float32, not clipped."""
         return self.previewer(latents * self.latent_std[:, None, None] + self.latent_mean[:, None, None])
