@@ -65,9 +65,8 @@ class Perceptual:
         """[N] float32, of x_t at the times t [N]."""
         (x_t, *_), output = self.kept.take()
         low = self.process.log_snr(t).exp() >= self.snr
-        # Where the distance does not count, x_start may be beyond all bounds, whose gradient times 0 is not 0.
-        where = torch.where(low, t, torch.zeros_like(t))
-        predicted = self.process.x_start(output, x_t, where)
+        predicted = self.process.x_start(output, x_t, t)
+        # Where the distance does not count, predictions may be beyond all bounds, and their gradient not finite.
         predicted = torch.where(low.view(-1, 1, 1, 1), predicted, images)
         return torch.where(low, self.distance(images, predicted).float(), 0.0)
 
