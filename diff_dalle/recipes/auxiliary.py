@@ -25,16 +25,16 @@ from .recipe import Session, check_same
 
 def wrong_auxiliaries(run: Any, side: int, supported: bool = True) -> Iterator[Fault]:
     """side: of the training images in pixels, crops if there are any. supported: whether the kind of run has them."""
-    alignment, perceptual, training = run.alignment, run.perceptual, run.training
-    for setting, is_on in (
-        ("alignment_path", alignment.alignment_path),
-        ("perceptual_weight", perceptual.perceptual_weight),
-    ):
-        if is_on and not supported:
-            yield Fault(setting, f"is for whole generators, and this is a {run.kind}: leave it out")
+    alignment: AlignmentConfig = run.alignment
+    perceptual: PerceptualConfig = run.perceptual
+    training: TrainingConfig = run.training
+    is_on = {"alignment_path": bool(alignment.alignment_path), "perceptual_weight": perceptual.perceptual_weight > 0}
+    for setting in is_on:
+        if is_on[setting] and not supported:
+            yield Fault(setting, f"is for generators and their LoRAs, and this is a {run.kind}: leave it out")
     if alignment.alignment_path and alignment.alignment_until < 1 and not (training.iterations or training.samples):
         rule = f"is a share of {named('iterations')} or {named('samples')}, of which neither limits the run"
-        yield Fault("alignment_until", f"{rule}: set one of them", alignment.alignment_until)
+        yield Fault("alignment_until", f"{rule}: set one of them")
     least = LEAST_SIZES.get(perceptual.perceptual_net, 0)
     if perceptual.perceptual_weight and side < least:
         rule = f"needs images of {least} pixels, but these have {side}: choose another"
@@ -52,7 +52,9 @@ class Auxiliaries:
     @classmethod
     def open(cls, run: Any, world: World) -> tuple[Auxiliaries, Any]:
         """And the run with the identities of their weights. InputError for files of anything else."""
-        alignment, perceptual, size = run.alignment, run.perceptual, run.image_size
+        alignment: AlignmentConfig = run.alignment
+        perceptual: PerceptualConfig = run.perceptual
+        size = run.image_size
         encoder: PatchEncoder | None = None
         compared: nn.Module | None = None
         distance: Distance | None = None

@@ -15,19 +15,7 @@ from ..checkpoints.checkpoint import load_file
 from ..checkpoints.kinds import find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.lora_file import ENDING, LoraAbout, base_of, read_lora, write_lora
-from ..config import (
-    Fault,
-    InputError,
-    Section,
-    differences,
-    faults_of,
-    members,
-    named,
-    option,
-    present_form,
-    section,
-    settings,
-)
+from ..config import Fault, InputError, Section, differences, faults_of, members, named, option, present_form, settings
 from ..data.loader import Loader
 from ..data.mixed import MixedLoader
 from ..data.spec import CaptionSpec
@@ -36,10 +24,8 @@ from ..distributed.world import World
 from ..embeddings.contract import weights_digest
 from ..models.adapters.adapted import Adapted
 from ..models.adapters.lora import RECIPES
-from ..tasks.alignment import AlignmentConfig
 from ..tasks.imitation import Imitation
 from ..tasks.latent import LatentTask
-from ..tasks.perceptual import PerceptualConfig
 from ..text.tokenizer import Tokenizer
 from ..text.trained_tokens import Extensible, TokenSpec, find_tokens, parse_token, tokens_option
 from ..training.saving import FilesWithWeights
@@ -322,10 +308,6 @@ class GeneratorLora(NetworkLora, GeneratorRun):
     """Settings of ``train_lora.py`` for a generator."""
 
     kind: ClassVar[str] = "generator_lora"
-    has_auxiliaries: ClassVar[bool] = False
-
-    alignment: AlignmentConfig = section(AlignmentConfig, flags=False)
-    perceptual: PerceptualConfig = section(PerceptualConfig, flags=False)
 
     def faults(self) -> Iterator[Fault]:
         if self.prior_target == "base" and LOSSES[self.diffusion.loss_type].is_vb():

@@ -68,7 +68,7 @@ class Kept:
         module.register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if module.training and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             self._latest = inputs, output
 
     def take(self) -> tuple[Any, Any]:
@@ -100,7 +100,7 @@ class Alignment(nn.Module):
             return (0 * ended).expand(len(images))  # a gradient of 0: data parallelism expects one
         with torch.no_grad():
             features = encoder(images)
-        loss = dissimilarity(self.projector(tokens), to_tokens(resized(features, size)))
+        loss = dissimilarity(self.projector(tokens), to_tokens(on_grid(features, size)))
         return loss if self.until is None else torch.where(draw.positions < self.until, loss, 0.0)
 
 
@@ -118,7 +118,7 @@ def tokens_of(output: Any, image: Any) -> tuple[Tensor, tuple[int, int]]:
     raise InputError(Fault("alignment_block", rule))
 
 
-def resized(features: Tensor, size: tuple[int, int]) -> Tensor:
+def on_grid(features: Tensor, size: tuple[int, int]) -> Tensor:
     """Feature maps [N, C, h, w] on another grid."""
     if features.shape[2:] == size:
         return features

@@ -14,11 +14,12 @@ from shard_making import make_shards
 from tiny_settings import flags
 
 from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.lora_file import read_lora
+from diff_dalle.checkpoints.safetensors import read_safetensors
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.training_kinds import parse_controlnet
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.recipes.generator import GeneratorRun
-from diff_dalle.recipes.lora import GeneratorLora
 
 SMALL = {"alignment_width": 24, "log_interval": 1}
 
@@ -37,6 +38,19 @@ def place(tmp_path_factory):
 def aligned(place, **changed):
     both = {"alignment_path": place / "best.pt", "perceptual_weight": 0.3, "perceptual_path": place / "dino.pth"}
     return {**SMALL, **both, **changed}
+
+
+def flags_of_lora(place, base):
+    """Of a short run."""
+    usual = {"iterations": 2, "batch_size": 4, "sample_interval": 0, "num_workers": 0, "ema_rate": 0.5}
+    return {
+        "model_path": base,
+        "data_dir": place / "shards",
+        "precision": "fp32",
+        "device": "cpu",
+        "threads": 1,
+        **usual,
+    }
 
 
 def opened(**changed):
@@ -67,7 +81,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit_also_across_the_end_of_alignment(
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_processes_do_not_change_what_is_learned(place, tmp_path, parallel):
-    """Losses of two processes, and of one that resumes what they saved."""
+    """Losses of two processes, and of the processes that resume what they saved."""
     data = place / "shards"
     settings = aligned(place, alignment_until=0.75, save_interval=2)
     train(tmp_path / "one", data, iterations=4, batch_size=4, microbatch=2, **settings)
@@ -81,7 +95,8 @@ def test_processes_do_not_change_what_is_learned(place, tmp_path, parallel):
     record["checkpoints"] = [each for each in record["checkpoints"] if each["step"] == 2]
     (again / "run.json").write_text(json.dumps(record))
     assert (again / newest).exists()
-    resumed = train(again, data, iterations=4, batch_size=4, microbatch=2, **settings)
+    alone = {**settings, "batch_size": 4, "microbatch": 2}
+    resumed = train(again, data, iterations=4, **(two if parallel == "fsdp" else alone))
     assert "Resuming at step 2" in resumed.stdout
     for name in ("loss", "alignment", "perceptual", "grad_norm"):
         expected = losses(tmp_path / "one", name)
@@ -135,18 +150,28 @@ def test_what_cannot_be_is_refused(place, tmp_path):
         ({**path, "alignment_block": "unet.output_blocks"}, "is never called in a forward pass"),
         ({**path, "alignment_image_size": 8}, "takes images of 16 pixels alone: leave it out"),
         ({"alignment_path": place / "dino.pth", "alignment_image_size": 2}, "smaller than one patch"),
-        ({**path, "alignment_until": 0.5, "iterations": 0, "hours": 1}, "alignment_until is 0.5, but is a share of"),
+        (
+            {**path, "alignment_until": 0.5, "iterations": 0, "hours": 1},
+            "alignment_until is a share of --iterations or",
+        ),
         (weights, "perceptual_path is required with --perceptual_weight: nothing is downloaded"),
         ({**weights, "perceptual_path": "p", "perceptual_net": "alex"}, "needs images of 31 pixels, but these have 16"),
         ({"alignment_weight": 0.1}, "alignment_path is"),
     ):
         with refused(words):
             built(**changed)
-    with refused("alignment_path is for whole generators, and this is a generator_lora: leave it out"):
-        parse(GeneratorLora, ["--model_path", make_file(tmp_path), "--set", "alignment.alignment_path=a"])
     weight = ["perceptual.perceptual_weight=1", "--set", "perceptual.perceptual_path=p"]
-    with refused("perceptual_weight is for whole generators, and this is a controlnet"):
+    with refused("perceptual_weight is for generators and their LoRAs, and this is a controlnet"):
         parse_controlnet(["--model_path", "a.pt", "--controlnet_filter", "canny", "--set", *weight])
+
+
+def test_a_lora_can_be_aligned_and_its_file_has_no_projector(place, tmp_path):
+    given = {**flags_of_lora(place, make_file(tmp_path)), "logdir": tmp_path / "lora"}
+    run("train_lora.py", *flags({**given, **aligned(place)}))
+    (path,) = (tmp_path / "lora").glob("lora*.safetensors")
+    assert not [name for name in read_safetensors(str(path))[0] if "projector" in name] and read_lora(str(path))
+    rows = json_lines(tmp_path / "lora" / "progress.jsonl")
+    assert rows[0]["alignment"] > 0.1 and rows[0]["perceptual"] > 0 and rows[0]["alignment"] != rows[1]["alignment"]
 
 
 def test_lpips_is_a_perceptual_loss(monkeypatch, tmp_path):

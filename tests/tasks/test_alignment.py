@@ -20,7 +20,7 @@ from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.patches import PatchEncoder
 from diff_dalle.models.projector import Projector
 from diff_dalle.randomness import Draw
-from diff_dalle.tasks.alignment import ENCODER, Alignment, find_block, resized, tokens_of
+from diff_dalle.tasks.alignment import ENCODER, Alignment, find_block, on_grid, tokens_of
 from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.tasks.perceptual import NETWORK, Perceptual, feature_distance
 from diff_dalle.training.optim import OptimConfig
@@ -71,7 +71,7 @@ def test_the_loss_is_that_of_the_diffusion_and_one_minus_the_cosine(process):
     task.model.unet.encoder.middle.register_forward_hook(lambda module, inputs, output: taken.append(output))
     found, alone = losses(task), losses(plain(process))
     tokens = task.alignment.projector(taken[0].flatten(2).mT)
-    features = resized(task.companions[ENCODER](batch.images), taken[0].shape[2:]).flatten(2).mT
+    features = on_grid(task.companions[ENCODER](batch.images), taken[0].shape[2:]).flatten(2).mT
     cosine = (F.normalize(tokens, dim=-1) * F.normalize(features, dim=-1)).sum(-1).mean(1)
     assert_close(found["alignment"], 1 - cosine)
     assert_close(found["loss"], alone["loss"] + 0.5 * (1 - cosine))
@@ -201,11 +201,13 @@ def test_a_true_image_has_no_distance_and_the_gradient_reaches_all_of_the_networ
     assert_close(feature_distance(make_encoder())(images, images), torch.zeros(N), atol=1e-6, rtol=0)
 
 
-def test_gradients_are_finite_where_there_is_no_signal():
-    """Although eps times infinitely little says nothing about x_start."""
-    process = training_process(DiffusionConfig(noise_schedule="flow", prediction="eps"))
+@pytest.mark.parametrize("process", [EPS, training_process(DiffusionConfig(noise_schedule="flow"))])
+def test_gradients_are_finite_where_there_is_no_signal(process):
+    """Although the images that follow from predictions of eps there have no bounds."""
     task, batch = plain(process, perceptual=1.0), make_batch()
-    task.schedule_sampler.sample_at = lambda u: (torch.ones(len(u), dtype=torch.float64), torch.ones(len(u)))
+    task.perceptual.distance = lambda images, others: others.square().exp().flatten(1).mean(1)
+    last = torch.tensor(39) if process is EPS else torch.tensor(1.0, dtype=torch.float64)
+    task.schedule_sampler.sample_at = lambda u: (last.expand(len(u)), torch.ones(len(u)))
     found = losses(task, batch)
     assert not found["perceptual"].any()
     found["perceptual"].sum().backward()
