@@ -95,7 +95,7 @@ class Alignment(nn.Module):
     def loss(self, encoder: nn.Module, images: Tensor, draw: Draw) -> Tensor:
         """[N] float32, of the network's latest forward pass. images: clean, [N, C, H, W]."""
         tokens, size = tokens_of(self.kept.take()[1], images.shape[2:])
-        if self.until is not None and bool((draw.index >= self.until).all()):
+        if self.until is not None and draw.index.numpy().min() >= self.until:
             ended = self.projector(tokens[:1].detach()).float().mean()
             return (0 * ended).expand(len(images))  # a gradient of 0: data parallelism expects one
         with torch.no_grad():

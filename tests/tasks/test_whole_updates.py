@@ -9,6 +9,7 @@ from dataclasses import replace
 import clip_making
 import decoder_making
 import pytest
+import test_alignment
 import test_autoencoding
 import test_control_task
 import test_decoding
@@ -59,6 +60,10 @@ KINDS = {
     "generator": (
         lambda: DenoisingTask(make_generator(dropout=0.2), PROCESS, LOSS_AWARE),
         test_control_task.make_batch,
+    ),
+    "generator, aligned": (
+        lambda: test_alignment.make_task(PROCESS, until=test_alignment.FIRST + 2, perceptual=0.3),
+        test_alignment.make_batch,
     ),
     "upsampler": (upsampler, test_control_task.make_batch),
     "classifier": (clip_making.make_task, lambda: clip_making.make_batch(range(8))),
