@@ -11,12 +11,22 @@ from torch import nn
 from diff_dalle.batch import Conditioning
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
 
 VOCABULARY = 50
-UNET = UNetConfig(
+UNET = DenoiserConfig(
     image_size=16, num_channels=8, num_res_blocks=1, channel_mult=(1, 2), attention_resolutions=(8,), num_heads=2
 )
+TRANSFORMER = {
+    "network": "transformer",
+    "num_channels": 16,
+    "depth": 3,
+    "separate_blocks": 1,
+    "patch_size": 4,
+    "patch_channels": 6,
+    "output_conv": 4,
+    "position_patches": 3,
+}
 TEXT = TextEncoderConfig(enc_attn_dim=12, enc_depth=2, enc_heads=3, text_length=10)
 
 

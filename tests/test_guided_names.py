@@ -21,7 +21,7 @@ from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.gaussian_diffusion import ModelMeanType, ModelVarType
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.nn import mean_flat, timestep_embedding, update_ema
 from diff_dalle.resample import LossSecondMomentResampler, create_named_schedule_sampler
 from diff_dalle.respace import SpacedDiffusion, space_timesteps
@@ -216,7 +216,7 @@ def test_losses_and_weights_are_those_of_our_own_objects(job):
     torch.manual_seed(0)
     model, diffusion = create_model_and_diffusion(**settings)
     torch.manual_seed(0)
-    unet = UNetConfig(16, 32, 1, (1.0, 2.0), (8,), 2, resblock_updown=True, num_classes=CLASSES)
+    unet = DenoiserConfig(16, 32, 1, (1.0, 2.0), (8,), 2, resblock_updown=True, num_classes=CLASSES)
     own = diff_dalle.Generator(GeneratorConfig(unet, TextEncoderConfig(enc_attn_dim=0)), 0, learned_variance=True)
     for network in (model, own):
         torch.manual_seed(1)

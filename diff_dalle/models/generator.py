@@ -1,4 +1,4 @@
-"""The generator: a text encoder and a U-Net, trained jointly."""
+"""The generator: a text encoder and a denoiser, trained jointly."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ..config import Fault, named, option, section, settings
 from .dropout import number_dropouts
 from .super_resolution import LevelEmbedding, LowResConfig, upsample_low_res
 from .text_encoder import TextEncoder, TextEncoderConfig, encode_captions
-from .unet import UNet, UNetConfig
+from .transformer import DenoiserConfig, Transformer
+from .unet import UNet
 
 
 @settings
 class GeneratorConfig:
     """Generator"""
 
-    unet: UNetConfig = section(UNetConfig)
+    unet: DenoiserConfig = section(DenoiserConfig)
     text: TextEncoderConfig = section(TextEncoderConfig)
     low_res: LowResConfig = section(LowResConfig)
     image_channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale")
@@ -36,6 +37,9 @@ class GeneratorConfig:
         if small and (small >= large or large % small):
             rule = f"must be smaller than {named('unet.image_size')} ({large}) and divide it"
             yield Fault.of(self, "low_res.small_size", rule)
+        if self.unet.is_transformer and self.unet.separate_blocks and not self.text.enc_attn_dim:
+            rule = f"are for text, but {named('text.enc_attn_dim')} is 0: set it, or leave them out"
+            yield Fault.of(self, "unet.separate_blocks", rule)
 
     @property
     def channels(self) -> int:
@@ -74,14 +78,21 @@ class Generator(nn.Module):
         out_channels = 2 * channels if learned_variance else channels
         in_channels = channels * (1 + config.is_upsampler) + (channels + 1) * config.inpaint
         has_levels = config.is_upsampler and config.low_res.low_res_levels
-        levels = LevelEmbedding(width, 4 * width) if has_levels else None
-        self.unet = UNet(config.unet, in_channels, out_channels, text_width, levels)
+        levels = LevelEmbedding(width, config.unet.emb_width) if has_levels else None
+        network = Transformer if config.unet.is_transformer else UNet
+        denoiser = network(config.unet, in_channels, out_channels, text_width, levels)
+        self.add_module(config.unet.network, denoiser)  # ``unet`` in state dicts, as before there were others
         number_dropouts(self)
+
+    @property
+    def denoiser(self) -> UNet | Transformer:
+        """The network that sees the image."""
+        return self.get_submodule(self.config.unet.network)  # type: ignore[return-value]
 
     @property
     def middle_block(self) -> str:
         """The dotted name of the block with the most abstract features."""
-        return f"unet.{self.unet.middle_block}"
+        return f"{self.config.unet.network}.{self.denoiser.middle_block}"
 
     def encode_text(self, cond: Conditioning) -> Conditioning:
         """``cond`` with ``text_states`` and ``text_pooled`` from ``tokens``; unchanged if they are set or unused.
@@ -94,7 +105,8 @@ class Generator(nn.Module):
     def forward(
         self, x: Tensor, t: Tensor, cond: Conditioning | None = None, control: Sequence[Tensor | None] | None = None
     ) -> Tensor:
-        """x: [N, C, H, W]; t: [N], integer or fractional steps of the original process; control: see ``UNet``.
+        """x: [N, C, H, W]; t: [N], integer or fractional steps of the original process; control: see ``UNet``
+        and ``Transformer``.
 
         Returns [N, C, H, W] float32, or [N, 2C, H, W] with a learned variance. Raises InputError for a missing
         condition and for an image size that the network does not support.
@@ -106,9 +118,9 @@ class Generator(nn.Module):
                 known = x.new_zeros(len(x), self.config.channels + 1, *x.shape[2:])
             x = torch.cat([x, known.to(x.dtype)], 1)
         if not self.config.is_upsampler:
-            return self.unet(x, t, cond, control)
+            return self.denoiser(x, t, cond, control)
         low_res = upsample_low_res(cond, x.shape[2:])
-        output = self.unet(torch.cat([x, low_res.to(x.dtype)], 1), t, cond, control)
+        output = self.denoiser(torch.cat([x, low_res.to(x.dtype)], 1), t, cond, control)
         if not self.config.low_res.low_res_skip:
             return output
         channels = self.config.channels

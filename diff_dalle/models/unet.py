@@ -26,6 +26,7 @@ CHANNEL_MULTS = {
     64: (1, 2, 3, 4),
     0: (1, 2, 2, 2),
 }
+IN_UNET = ("network", "unet")  # the need of settings that a transformer has not; see ``DenoiserConfig``
 MAX_SIZE = 2**14  # pixels; an image of this width and height has 3 GB
 
 
@@ -40,28 +41,35 @@ class UNetConfig:
         most=MAX_SIZE,
     )
     num_channels: int = option(128, "base channels: those of a level with multiplier 1", least=4)
-    num_res_blocks: int = option(2, "residual blocks per level of the encoder; the decoder has one more", least=1)
+    num_res_blocks: int = option(
+        2, "residual blocks per level of the encoder; the decoder has one more", least=1, needs=IN_UNET
+    )
     channel_mult: tuple[float, ...] = option(
         (),
         "channel multiplier of each level, each at half the resolution of the previous one; "
         "empty = Guided-Diffusion's for image_size / patch_size",
+        needs=IN_UNET,
     )
     attention_resolutions: tuple[int, ...] = option(
         (16, 8),
         "feature-map resolutions with attention; a value between two levels selects the lower one. "
         "The middle block always has attention",
+        needs=IN_UNET,
     )
     num_heads: int = option(4, "attention heads", least=1)
     num_head_channels: int = option(
         -1, "channels per attention head, overrides num_heads; -1 = use num_heads", least=1, besides=(-1,)
     )
-    num_heads_upsample: int = option(-1, "attention heads of the decoder; -1 = num_heads", least=1, besides=(-1,))
+    num_heads_upsample: int = option(
+        -1, "attention heads of the decoder; -1 = num_heads", least=1, besides=(-1,), needs=IN_UNET
+    )
     use_scale_shift_norm: bool = option(
         True,
         "adaptive group norm: timestep, class and text embeddings scale and shift the normalized activations; "
         "False = they are added before the norm",
+        needs=IN_UNET,
     )
-    resblock_updown: bool = option(False, "change the resolution inside residual blocks")
+    resblock_updown: bool = option(False, "change the resolution inside residual blocks", needs=IN_UNET)
     conv_resample: bool = option(
         True,
         "learned convolutions for up- and downsampling; no effect with resblock_updown",
@@ -78,6 +86,7 @@ class UNetConfig:
         "cross",
         "text conditioning: cross-attention after self-attention, or text joined to self-attention's keys and values",
         choices=("cross", "joint"),
+        needs=IN_UNET,
     )
     patch_size: int = option(
         1, "patch size in pixels: space-to-depth at the input, depth-to-space at the output", least=1
@@ -109,6 +118,11 @@ class UNetConfig:
     @property
     def levels(self) -> int:
         return len(self.mults)
+
+    @property
+    def emb_width(self) -> int:
+        """Channels of the embedding of timestep, class and pooled text."""
+        return 4 * self.num_channels
 
     @property
     def divisor(self) -> int:
@@ -175,7 +189,7 @@ class _Builder:
 
     def res(self, channels: int, out_channels: int, resample: nn.Module | None = None) -> ResBlock:
         c = self.config
-        emb_width = 4 * c.num_channels
+        emb_width = c.emb_width
         return ResBlock(
             channels, out_channels, emb_width, c.dropout, c.use_scale_shift_norm, c.use_checkpoint, resample
         )
@@ -190,55 +204,28 @@ class _Builder:
         return kind(channels, self.config.conv_resample)
 
 
-class UNetEncoder(nn.Module):
-    """The encoder half of the U-Net, middle block included.
+class Embedded(nn.Module):
+    """A network that is conditioned on one embedding of timestep, class, pooled text and further conditions.
 
-    in_channels: channels of the input image.
-    text_width:  channels of ``cond.text_states`` and ``cond.text_pooled``; 0 = no text.
-    cond_emb:    embedding of further conditions, cond → [N, 4 · num_channels]; None = no further conditions.
-
-    Attributes: ``channels``, output channels; ``skip_channels``, channels of each skip connection.
+    text_width: channels of ``cond.text_states`` and ``cond.text_pooled``; 0 = no text.
+    cond_emb:   embedding of further conditions, cond → [N, emb_width]; None = no further conditions.
     """
 
-    full_precision = ("time_emb", "text_emb", "cond_emb")  # see ``cast_weights``
+    full_precision: tuple[str, ...] = ("time_emb", "text_emb", "cond_emb")  # see ``cast_weights``
 
-    def __init__(
-        self, config: UNetConfig, in_channels: int = 3, text_width: int = 0, cond_emb: nn.Module | None = None
-    ):
+    def __init__(self, config: UNetConfig, text_width: int, cond_emb: nn.Module | None):
         super().__init__()
-        self.config = config
-        build, widths = _Builder(config, text_width), config.level_channels
-        emb_width = 4 * config.num_channels
-        self.time_emb = nn.Sequential(
-            nn.Linear(config.num_channels, emb_width), nn.SiLU(), nn.Linear(emb_width, emb_width)
-        )
+        self.config, width = config, config.emb_width
+        self.time_emb = nn.Sequential(nn.Linear(config.num_channels, width), nn.SiLU(), nn.Linear(width, width))
         # The additional row stands for "no class".
-        self.label_emb = nn.Embedding(config.num_classes + 1, emb_width) if config.num_classes else None
-        self.text_emb = nn.Linear(text_width, emb_width) if text_width else None
+        self.label_emb = nn.Embedding(config.num_classes + 1, width) if config.num_classes else None
+        self.text_emb = nn.Linear(text_width, width) if text_width else None
         self.cond_emb = cond_emb
-
-        channels = widths[0]
-        self.input_blocks = nn.ModuleList(
-            [Layers([InputConv(in_channels * config.patch_size**2, channels, 3, padding=1)])]
-        )
-        self.skip_channels = [channels]
-        for level, width in enumerate(widths):
-            for _ in range(config.num_res_blocks):
-                attention = [build.attention(width)] if config.has_attention(level) else []
-                self.input_blocks.append(Layers([build.res(channels, width), *attention]))
-                channels = width
-                self.skip_channels.append(channels)
-            if level < config.levels - 1:
-                self.input_blocks.append(Layers([build.resample(Downsample, channels)]))
-                self.skip_channels.append(channels)
-        self.middle = Layers([build.res(channels, channels), build.attention(channels), build.res(channels, channels)])
-        self.channels = channels
-        number_dropouts(self)
 
     def embed(self, t: Tensor, cond: Conditioning) -> Tensor:
         """The sum of all embeddings (timestep, class, pooled text, ``cond_emb``) after a SiLU.
 
-        Returns [N, 4 · num_channels] float32. Raises InputError for a missing condition.
+        Returns [N, emb_width] float32. Raises InputError for a missing condition.
         """
         with autocast_disabled(t.device):
             emb = self.time_emb(timestep_embedding(t, self.config.num_channels))
@@ -256,6 +243,39 @@ class UNetEncoder(nn.Module):
             if self.cond_emb is not None:
                 emb = emb + self.cond_emb(cond)
             return F.silu(emb)
+
+
+class UNetEncoder(Embedded):
+    """The encoder half of the U-Net, middle block included.
+
+    in_channels: channels of the input image.
+    text_width, cond_emb: see ``Embedded``.
+
+    Attributes: ``channels``, output channels; ``skip_channels``, channels of each skip connection.
+    """
+
+    def __init__(
+        self, config: UNetConfig, in_channels: int = 3, text_width: int = 0, cond_emb: nn.Module | None = None
+    ):
+        super().__init__(config, text_width, cond_emb)
+        build, widths = _Builder(config, text_width), config.level_channels
+        channels = widths[0]
+        self.input_blocks = nn.ModuleList(
+            [Layers([InputConv(in_channels * config.patch_size**2, channels, 3, padding=1)])]
+        )
+        self.skip_channels = [channels]
+        for level, width in enumerate(widths):
+            for _ in range(config.num_res_blocks):
+                attention = [build.attention(width)] if config.has_attention(level) else []
+                self.input_blocks.append(Layers([build.res(channels, width), *attention]))
+                channels = width
+                self.skip_channels.append(channels)
+            if level < config.levels - 1:
+                self.input_blocks.append(Layers([build.resample(Downsample, channels)]))
+                self.skip_channels.append(channels)
+        self.middle = Layers([build.res(channels, channels), build.attention(channels), build.res(channels, channels)])
+        self.channels = channels
+        number_dropouts(self)
 
     def forward(
         self, x: Tensor, t: Tensor, cond: Conditioning, hint: Tensor | None = None
@@ -332,14 +352,17 @@ class UNet(nn.Module):
 
 def _added(maps: Sequence[Tensor], control: Sequence[Tensor | None]) -> list[Tensor]:
     """Feature maps with a control tensor added to each. InputError for another number or shape of these."""
-    if len(control) != len(maps):
-        raise InputError(
-            f"there are {quantity(len(control), 'control tensor')}, but the network takes {len(maps)}: one for each "
-            "skip connection and one for the middle block"
-        )
-    for given, own in zip(control, maps, strict=True):
-        if given is not None and given.shape != own.shape:
-            raise InputError(
-                f"a control tensor has the shape {tuple(given.shape)}, but is added to one of {tuple(own.shape)}"
-            )
+    check_control(control, [own.shape for own in maps], "one for each skip connection and one for the middle block")
     return [own if given is None else own + given.to(own.dtype) for given, own in zip(control, maps, strict=True)]
+
+
+def check_control(control: Sequence[Tensor | None], shapes: Sequence[Sequence[int]], which: str) -> None:
+    """InputError for another number or shape of control tensors. which: to what they are added."""
+    if len(control) != len(shapes):
+        raise InputError(
+            f"there are {quantity(len(control), 'control tensor')}, but the network takes {len(shapes)}: {which}"
+        )
+    for given, shape in zip(control, shapes, strict=True):
+        if given is not None and given.shape != shape:
+            found = f"a control tensor has the shape {tuple(given.shape)}"
+            raise InputError(f"{found}, but is added to one of {tuple(shape)}")

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..config import InputError, named
 from ..distributed.sharding import Parts
-from . import attention, layers, text_encoder
+from . import attention, layers, text_encoder, transformer_blocks
 from .adapters import control_backbones
 from .adapters.latent_controlnet import LatentControlNet
 from .adapters.unet_controlnet import UnetControlNet
@@ -42,17 +42,24 @@ class Units:
 
 
 _UNET = (layers.ResBlock, attention.AttentionBlock, text_encoder.TextBlock)
+_PIXEL = (*_UNET, transformer_blocks.TransformerBlock)
 _LATENT = (latent_blocks.ConvBlock, latent_blocks.AttentionBlock, latent_blocks.FeedForward, text_encoder.TextBlock)
 _DECODER = (decoder_blocks.ResidualBlock, decoder_attention.OverPositions)
 
-_NORMS = (GroupNorm32, LayerNorm32, latent_blocks.GlobalResponseNorm)
+_NORMS = (
+    GroupNorm32,
+    LayerNorm32,
+    latent_blocks.GlobalResponseNorm,
+    transformer_blocks.Modulation,
+    transformer_blocks.TurnedNorm,
+)
 
 UNITS: dict[type[nn.Module], Units] = {
-    Generator: Units(_UNET, ("encode_text",)),
+    Generator: Units(_PIXEL, ("encode_text",)),
     NoisedClip: Units(_UNET, ("encode_image", "encode_text")),
     DecoderUnet: Units(_DECODER, ("encode_text",)),
     LatentUnet: Units(_LATENT, ("encode_text",)),
-    UnetControlNet: Units(_UNET, ("encode",)),
+    UnetControlNet: Units(_PIXEL, ("encode",)),
     Projector: Units(()),
     LatentControlNet: Units((control_backbones.Residual,), ("encode",)),  # the other backbones are small
 }

@@ -143,6 +143,9 @@ def find_block(network: nn.Module, name: str) -> nn.Module:
         names = [each for each, _ in network.named_modules() if each.count(".") == 2][:4]
         rule = f"is {wanted or 'empty'}, but the network has no such module; names look like {', '.join(names)}"
         raise InputError(Fault("alignment_block", rule))
+    if getattr(found, "joins_text", False):
+        rule = f"is {wanted}, whose output has tokens of the text too: name the block's map, in place of blocks maps"
+        raise InputError(Fault("alignment_block", rule))
     return found
 
 

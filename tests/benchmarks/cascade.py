@@ -13,7 +13,7 @@ from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.sampling.request import Request
@@ -31,7 +31,7 @@ def write_stages(folder: Path) -> list[str]:
     """Checkpoints of the three stages, with their initial weights."""
     paths = []
     for small, size, channels in STAGES:
-        unet = UNetConfig(
+        unet = DenoiserConfig(
             image_size=size,
             num_channels=channels,
             channel_mult=(1, 2, 3),

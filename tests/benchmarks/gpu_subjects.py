@@ -33,7 +33,7 @@ from diff_dalle.models.layers import to_channels_last
 from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
 from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.contrastive import ContrastiveTask
 from diff_dalle.tasks.denoising import DenoisingTask
@@ -97,7 +97,7 @@ def _index(count: int) -> Tensor:
 class _Published(nn.Module):
     """Guided-Diffusion's network, which sees a low-resolution image beside the noisy one."""
 
-    def __init__(self, config: UNetConfig, in_channels: int):
+    def __init__(self, config: DenoiserConfig, in_channels: int):
         super().__init__()
         self.unet = BaselineUNet(config, in_channels)
 
@@ -111,7 +111,7 @@ class _Published(nn.Module):
 class Pixels(Subject):
     """A generator, or with a ``factor`` an upsampler."""
 
-    config: UNetConfig
+    config: DenoiserConfig
     factor: int = 0
     text: TextEncoderConfig = NO_TEXT
 
@@ -199,11 +199,11 @@ class Classifier(Subject):
 # ----------------------------------------------------------------------------------------------------------- full size
 
 #: Guided-Diffusion's at 64 pixels, and an upsampler to 256.
-GENERATOR = Pixels("generator, 64 px", 64, config_of(192))
+GENERATOR = Pixels("generator, 64 px", 64, DenoiserConfig(**vars(config_of(192))))
 UPSAMPLER = Pixels(
     "upsampler, 256 px",
     8,
-    UNetConfig(
+    DenoiserConfig(
         image_size=256,
         num_channels=192,
         num_res_blocks=2,

@@ -26,7 +26,7 @@ from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_bat
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.sampling.stage import Stage
@@ -35,7 +35,7 @@ from diff_dalle.text.tokenizer import Tokenizer
 from .timing import temporary_folder
 
 PROMPTS = ["a red circle", "a small blue square", "two green crosses", "a star above a ring"]
-UNET = UNetConfig(image_size=64, num_channels=64, num_res_blocks=2, attention_resolutions=(16, 8))
+UNET = DenoiserConfig(image_size=64, num_channels=64, num_res_blocks=2, attention_resolutions=(16, 8))
 TEXT = TextEncoderConfig(enc_attn_dim=128, enc_depth=2, enc_heads=4)
 DIFFUSION = DiffusionConfig(noise_schedule="cosine")
 SAMPLER = SamplerConfig("dpm++2m", 5)

@@ -19,10 +19,11 @@ from diff_dalle.models.cost import count_flops
 from diff_dalle.models.latent.config import LatentTextConfig
 from diff_dalle.models.noised_clip import NoisedClipConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.unet import UNet, UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
+from diff_dalle.models.unet import UNet
 
 CPU = torch.device("cpu")
-UNET = UNetConfig(
+UNET = DenoiserConfig(
     image_size=8,
     num_channels=32,
     num_res_blocks=1,
@@ -238,7 +239,7 @@ def test_others_need_the_same_flops(name):
         def network(self):
             return getattr(gpu_steps, name)(ours)
 
-    config = UNetConfig(
+    config = DenoiserConfig(
         image_size=32,
         num_channels=64,
         num_res_blocks=1,

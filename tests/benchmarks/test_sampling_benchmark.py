@@ -10,14 +10,16 @@ from benchmarks.timing import Table, TimingConfig, check, results
 from diff_dalle.config import InputError
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
 
 NAMES = ("sampling", "sampling_guided", "sampling_steps")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    unet = UNetConfig(image_size=16, num_channels=16, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,))
+    unet = DenoiserConfig(
+        image_size=16, num_channels=16, channel_mult=(1, 2), num_res_blocks=1, attention_resolutions=(8,)
+    )
     monkeypatch.setattr(sampling, "UNET", unet)
     monkeypatch.setattr(sampling, "TEXT", TextEncoderConfig(enc_attn_dim=16, enc_depth=1, enc_heads=2, text_length=12))
 

@@ -18,7 +18,7 @@ from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.layers import ResBlock, to_channels_last
 from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
 
 from .regression import SPREAD, Differences, gradients, pass_through, same_step
 
@@ -26,7 +26,7 @@ IMAGE_SIZE, FACTOR, WARM_UP_SIZE = 256, 4, 32
 BATCH_SIZE = (
     4  # makes the largest tensors 32 MiB: glibc does not return freed smaller ones, which would distort the memory
 )
-NETWORK = UNetConfig(
+NETWORK = DenoiserConfig(
     image_size=IMAGE_SIZE,
     num_channels=32,
     num_res_blocks=2,

@@ -67,6 +67,22 @@ CASES = [
     (GeneratorRun, "--forward_prefetch 2", "", "--parallel fsdp", "parallel is ddp"),
     (ClassifierRun, "--backward_prefetch 2", "", "--parallel hsdp", "parallel is ddp"),
     (GeneratorRun, "--conv_resample True", "--resblock_updown", "", "resblock_updown is True: set"),
+    *(
+        (GeneratorRun, f"--{flag}", "", "--network transformer --patch_size 8", "network is unet")
+        for flag in ("depth 6", "separate_blocks 1", "patch_channels 8", "output_conv 8", "position_patches 8")
+    ),
+    *(
+        (GeneratorRun, f"--{flag}", "--network transformer --patch_size 8", "", "network is transformer")
+        for flag in (
+            "num_res_blocks 1",
+            "channel_mult 1,2",
+            "attention_resolutions 8",
+            "num_heads_upsample 2",
+            "use_scale_shift_norm True",
+            "resblock_updown True",
+            "text_attention joint",
+        )
+    ),
     (ClassifierRun, "--schedule_sampler uniform", "--noised False", "", "noised is False"),
     (
         SampleRun,

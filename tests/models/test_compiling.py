@@ -11,7 +11,7 @@ from checkpoint_making import make_run
 from clip_making import CONFIG, DROPOUT
 from latent_making import B, C, conditioning, latents, own_text
 from latent_making import make as make_latent
-from network_making import TEXT, UNET, VOCABULARY, captions, noisy, randomize
+from network_making import TEXT, TRANSFORMER, UNET, VOCABULARY, captions, noisy, randomize
 from torch import nn
 
 from diff_dalle.distributed.world import ALONE
@@ -43,6 +43,13 @@ class Graphs:
 def checkpointed():
     torch.manual_seed(0)
     unet = replace(SMALL, use_checkpoint=True, text_attention="joint", resblock_updown=True)
+    network, (x, t) = Generator(GeneratorConfig(unet, SHORT), VOCABULARY), noisy(size=(8, 8))
+    return network, lambda keys: network(x, t, replace(captions(), dropout_keys=keys))
+
+
+def transformer():
+    torch.manual_seed(0)
+    unet = replace(SMALL, **TRANSFORMER, use_checkpoint=True)
     network, (x, t) = Generator(GeneratorConfig(unet, SHORT), VOCABULARY), noisy(size=(8, 8))
     return network, lambda keys: network(x, t, replace(captions(), dropout_keys=keys))
 
@@ -93,7 +100,8 @@ def lora():
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"), [(checkpointed, 11), (upsampler, 9), (classifier, 6), (stage_b, 5), (stage_c, 6), (lora, 8)]
+    ("make", "expected"),
+    [(checkpointed, 11), (transformer, 3), (upsampler, 9), (classifier, 6), (stage_b, 5), (stage_c, 6), (lora, 8)],
 )
 def test_a_block_is_one_graph_for_all_steps_and_computes_the_same(make, expected):
     network, run = make()

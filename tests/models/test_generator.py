@@ -2,16 +2,28 @@ from dataclasses import replace
 
 import pytest
 import torch
-from network_making import TEXT, VOCABULARY, captions, gradient, make_generator, noisy, relative, without_gradient
+from network_making import (
+    TEXT,
+    TRANSFORMER,
+    VOCABULARY,
+    captions,
+    gradient,
+    make_generator,
+    noisy,
+    relative,
+    without_gradient,
+)
 from refusing import refused
 from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.text_encoder import TextEncoder, TextEncoderConfig
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
 
-TINY = UNetConfig(image_size=8, num_channels=8, num_res_blocks=1, channel_mult=(1,), attention_resolutions=())
+TINY = DenoiserConfig(image_size=8, num_channels=8, num_res_blocks=1, channel_mult=(1,), attention_resolutions=())
+NETWORKS = {"cross": {}, "joint": {"text_attention": "joint"}, "transformer": TRANSFORMER}
+BOTH = pytest.mark.parametrize("unet", NETWORKS.values(), ids=NETWORKS)
 
 
 def run(network, cond):
@@ -23,10 +35,11 @@ def run(network, cond):
     return out, [p.grad.clone() for p in network.parameters()]
 
 
-@pytest.mark.parametrize(("text_attention", "conv"), [("cross", 0), ("joint", 0), ("cross", 3)])
-def test_padding_never_leaks(text_attention, conv):
+@pytest.mark.parametrize("conv", [0, 3])
+@BOTH
+def test_padding_never_leaks(unet, conv):
     """Other padding tokens, or more of them, change neither the output nor any gradient."""
-    network = make_generator(replace(TEXT, enc_conv=conv), text_attention=text_attention)
+    network = make_generator(replace(TEXT, enc_conv=conv), **unet)
     cond = captions(total=8)
     out, gradients = run(network, cond)
     scrambled = torch.where(cond.mask, cond.tokens, (cond.tokens + 17) % VOCABULARY)
@@ -107,10 +120,10 @@ def test_impossible_settings_of_the_text_encoder_are_refused(name, value):
         replace(TEXT, **{name: value})
 
 
-@pytest.mark.parametrize("text_attention", ["cross", "joint"])
-def test_tokens_act_through_attention_and_through_the_summary(text_attention):
+@BOTH
+def test_tokens_act_through_attention_and_through_the_summary(unet):
     """A changed token changes the output through text_states alone and through text_pooled alone."""
-    network = make_generator(text_attention=text_attention)
+    network = make_generator(**unet)
     cond, (x, t) = captions(lengths=(6, 6, 6)), noisy()
     other = replace(cond, tokens=torch.where(torch.arange(8) == 2, (cond.tokens + 1) % VOCABULARY, cond.tokens))
     cond, other = network.encode_text(cond), network.encode_text(other)
@@ -119,9 +132,10 @@ def test_tokens_act_through_attention_and_through_the_summary(text_attention):
     assert relative(network(x, t, replace(cond, text_pooled=other.text_pooled)), out) > 1e-4
 
 
-def test_a_dropped_caption_has_no_effect():
+@BOTH
+def test_a_dropped_caption_has_no_effect(unet):
     """The null condition does not depend on the caption, and its output differs from the caption's."""
-    network, (x, t) = make_generator(), noisy()
+    network, (x, t) = make_generator(**unet), noisy()
     everywhere = torch.ones(3, dtype=torch.bool)
     cond, other = captions(seed=0), captions(seed=1)
     other = replace(other, tokens=torch.cat([cond.tokens[:, :1], other.tokens[:, 1:]], 1))
@@ -137,10 +151,11 @@ def test_text_can_be_encoded_in_advance():
     assert network.encode_text(encoded) is encoded
 
 
-def test_after_two_updates_a_new_network_depends_on_the_text():
+@pytest.mark.parametrize("unet", [{}, TRANSFORMER], ids=["unet", "transformer"])
+def test_after_two_updates_a_new_network_depends_on_the_text(unet):
     """All residual branches start at 0, so that the first update changes the output convolution only."""
     torch.manual_seed(0)
-    network = Generator(GeneratorConfig(TINY, TEXT), VOCABULARY)
+    network = Generator(GeneratorConfig(replace(TINY, **unet), TEXT), VOCABULARY)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     x, t, cond, other = *noisy(size=(8, 8)), captions(), captions(seed=1)
     for _ in range(2):
@@ -169,8 +184,9 @@ def test_text_states_from_an_external_encoder_replace_the_tokens():
 
 
 @pytest.mark.parametrize("learned_variance", [False, True])
-def test_grayscale_images(learned_variance):
-    network = make_generator(image_channels=1, learned_variance=learned_variance)
+@BOTH
+def test_grayscale_images(unet, learned_variance):
+    network = make_generator(None, 1, learned_variance, **unet)
     assert network.config.channels == 1
     x, t = noisy(size=(16, 32), channels=1)
     out = network(x, t, captions())
@@ -207,10 +223,10 @@ def test_every_setting_of_the_text_encoder_changes_something(change):
     assert outs[0].shape != outs[1].shape or not torch.allclose(*outs)
 
 
-@pytest.mark.parametrize("text_attention", ["cross", "joint"])
-def test_keyed_dropout_does_not_depend_on_the_batch(text_attention):
+@BOTH
+def test_keyed_dropout_does_not_depend_on_the_batch(unet):
     """The gradient of a batch is the sum of its samples' gradients, each with the sample's own masks."""
-    network = make_generator(text=replace(TEXT, dropout_text=0.2), dropout=0.2, text_attention=text_attention)
+    network = make_generator(text=replace(TEXT, dropout_text=0.2), dropout=0.2, **unet)
     x, t = noisy()
     cond = replace(captions(), dropout_keys=torch.tensor([3, 2**50, -9]))
     network(x, t, cond).square().sum().backward()

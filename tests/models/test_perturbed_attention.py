@@ -6,7 +6,7 @@ import pytest
 import torch
 from latent_making import B, C, conditioning, latents, own_text
 from latent_making import make as make_latent
-from network_making import captions, make_generator, noisy, randomize, seeded
+from network_making import TRANSFORMER, captions, make_generator, noisy, randomize, seeded
 from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
@@ -72,6 +72,8 @@ NETWORKS = {
     "generator, joint": lambda: generator(text_attention="joint"),
     "generator, middle only": lambda: generator(attention_resolutions=()),
     "generator, checkpointed": lambda: generator(use_checkpoint=True),
+    "generator, transformer": lambda: generator(**TRANSFORMER),
+    "generator, transformer, checkpointed": lambda: generator(**TRANSFORMER, use_checkpoint=True),
     "decoder": lambda: decoder(self_attn=(False, True)),
     "decoder, linear": lambda: decoder(sparse_attn=(True,), **BARE),
     "decoder, on the way down and up": lambda: decoder(self_attn=(True, False), **BARE),

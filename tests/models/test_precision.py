@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from network_making import TEXT, captions, make_generator, noisy, randomize
+from network_making import TEXT, TRANSFORMER, captions, make_generator, noisy, randomize
 from operation_counting import parameter_conversions
 from torch import nn
 
@@ -10,7 +10,7 @@ from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
 from diff_dalle.models.precision import cast_weights, resolve_precision, training_precision
 from diff_dalle.models.super_resolution import LowResConfig
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
 
 
 def base():
@@ -18,9 +18,14 @@ def base():
     return network, lambda: network(*noisy(), replace(captions(), labels=torch.tensor([0, 3, 1])))
 
 
+def transformer():
+    network = make_generator(num_classes=3, **TRANSFORMER)
+    return network, lambda: network(*noisy(), replace(captions(), labels=torch.tensor([0, 3, 1])))
+
+
 def upsampler():
     torch.manual_seed(0)
-    unet = UNetConfig(16, 8, 1, (1, 2), (8,), num_heads=2, resblock_updown=True)
+    unet = DenoiserConfig(16, 8, 1, (1, 2), (8,), num_heads=2, resblock_updown=True)
     network = randomize(Generator(GeneratorConfig(unet, TEXT, LowResConfig(4, True)), 50, learned_variance=True))
     level = torch.tensor([0.0, 0.1, 0.5])
     cond = replace(captions(), low_res=noisy(3, (4, 4))[0], low_res_level=level, low_res_blur=level)
@@ -52,7 +57,7 @@ def under_autocast(network, run):
     return results[0], count
 
 
-NETWORKS = [base, upsampler, classifier]
+NETWORKS = [base, transformer, upsampler, classifier]
 
 
 @pytest.mark.parametrize("make", NETWORKS)

@@ -24,13 +24,16 @@ PRESETS = (
 
 
 def networks(preset):
-    run = parse_info(["--preset", preset])
+    run = parse_info(preset.split() if " " in preset else ["--preset", preset])
     settings = find_kind(run.kind).of_run(run)
     with torch.device("meta"):
         return [settings.build(1000, name) for name in settings.trainees]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+TRANSFORMER = "--network transformer --patch_size 8 --num_channels 128 --enc_attn_dim 128 --enc_depth 1"
+
+
+@pytest.mark.parametrize("preset", [*PRESETS, TRANSFORMER])
 def test_blocks_hold_nearly_all_and_are_small(preset):
     """None lies in another: it would be gathered twice."""
     for network in networks(preset):

@@ -24,7 +24,7 @@ from diff_dalle.images.transforms import Window
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.unet import UNetConfig
+from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.tasks.upsampling import UpsamplingTask, signal_psnr
@@ -163,7 +163,7 @@ def test_a_dropped_caption_keeps_its_small_image():
 
 def make_network():
     torch.manual_seed(0)
-    unet = UNetConfig(
+    unet = DenoiserConfig(
         image_size=8,
         num_channels=8,
         num_res_blocks=1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from ...models.noised_clip import NoisedClipConfig
 from ...models.noisy_classifier import NoisyClassifierConfig
 from ...models.super_resolution import LowResConfig
 from ...models.text_encoder import TextEncoderConfig
+from ...models.transformer import DenoiserConfig
 from ...models.unet import UNetConfig
 from ..checkpoint import Identity, file_content
 from ..content import short
@@ -26,6 +27,7 @@ from .names import TEXTS, Weight, odd_weight, weights_of
 from .structure import LATENTS, Release, Structure, Unseen, find_release, structure_of
 
 Settings: TypeAlias = "GeneratorSettings | ClassifierSettings | NoisyClassifierSettings"
+Config = TypeVar("Config", bound=UNetConfig)
 TOKENS = {False: "gpt2", True: "clip"}  # the vocabularies that GLIDE's networks and Diff-DALLE's read
 FLAGS = ", ".join(f"--{field.name}" for field in dataclasses.fields(Unseen))
 _VOCABULARY = {False: "token_embedding.weight", True: f"{TEXTS}emb.weight"}
@@ -128,9 +130,9 @@ def _check_heads(structure: Structure, path: str, given: Mapping[str, Any]) -> N
         )
 
 
-def _unet(structure: Structure, unseen: Unseen) -> UNetConfig:
+def _unet(structure: Structure, unseen: Unseen, config_class: type[Config]) -> Config:
     known = vars(structure) | vars(unseen)
-    return UNetConfig(
+    return config_class(
         **{field.name: known[field.name] for field in dataclasses.fields(UNetConfig) if field.name in known},
         attention_resolutions=structure.attention_resolutions(unseen.image_size),
         text_attention="joint" if structure.text and not structure.original else "cross",
@@ -143,13 +145,13 @@ def _noise(unseen: Unseen) -> NoiseConfig:
 
 def _classifier(structure: Structure, unseen: Unseen) -> NoisyClassifierSettings:
     return NoisyClassifierSettings(
-        NoisyClassifierConfig(_unet(structure, unseen), structure.classes, structure.pool), _noise(unseen)
+        NoisyClassifierConfig(_unet(structure, unseen, UNetConfig), structure.classes, structure.pool), _noise(unseen)
     )
 
 
 def _clip(structure: Structure, unseen: Unseen) -> ClassifierSettings:
     assert structure.text is not None
-    unet = _unet(structure, unseen)
+    unet = _unet(structure, unseen, UNetConfig)
     model = NoisedClipConfig(
         image_size=unet.image_size,
         classifier_width=unet.num_channels,
@@ -177,7 +179,9 @@ def _generator(structure: Structure, unseen: Unseen) -> GeneratorSettings:
             enc_norm=structure.text.normed and not structure.original,
         )
     low_res = LowResConfig(unseen.small_size, low_res_levels=False) if structure.is_upsampler else LowResConfig()
-    model = GeneratorConfig(_unet(structure, unseen), text, low_res, structure.image_channels, structure.inpaints)
+    model = GeneratorConfig(
+        _unet(structure, unseen, DenoiserConfig), text, low_res, structure.image_channels, structure.inpaints
+    )
     diffusion = DiffusionConfig(
         **vars(_noise(unseen)),
         variance="learned_range" if structure.variance_is_learned else DiffusionConfig.variance,
@@ -253,7 +257,7 @@ def check_no_class(network: nn.Module, path: str) -> None:
 
 
 #: What networks in a layout have, and what those with a text encoder have.
-_PLAIN: dict[str, Any] = {"patch_size": 1, "low_res_skip": False, "low_res_levels": False}
+_PLAIN: dict[str, Any] = {"network": "unet", "patch_size": 1, "low_res_skip": False, "low_res_levels": False}
 _GUIDED_TEXT: dict[str, Any] = {"text_attention": "joint", "text_padding": ("learned", "end"), "enc_conv": 0}
 _ORIGINAL_TEXT: dict[str, Any] = {
     "text_attention": "cross",

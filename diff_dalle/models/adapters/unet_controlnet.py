@@ -1,4 +1,5 @@
-"""The ControlNet of a pixel generator: a trainable copy of its U-Net's encoder (Zhang et al. 2023)."""
+"""The ControlNet of a pixel generator: a trainable copy of its U-Net's encoder (Zhang et al. 2023), or of the first
+half of its transformer's blocks (Chen et al. 2024, PixArt-δ)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from ...batch import Conditioning
 from ...config import InputError, option, settings
 from ..generator import Generator, GeneratorConfig
 from ..layers import zero_init
+from ..transformer import TransformerTrunk
 from ..unet import UNetEncoder
 from .controlnet import ControlNet
 
@@ -23,7 +25,8 @@ class UnetControlConfig:
 
 class UnetControlNet(ControlNet):
     """The encoder and middle block of the base, whose feature maps, after 1×1 convolutions with weights 0, are added to
-    the skip connections and to the middle block's output of the base.
+    the skip connections and to the middle block's output of the base; or the first half of its transformer's blocks,
+    whose image tokens are added to those of the base after the same block.
 
     The hint, convolutions of the control with a last one of weights 0, is added after the encoder's first layer.
     """
@@ -40,7 +43,10 @@ class UnetControlNet(ControlNet):
                 "generator without it"
             )
         self.patch_size, width = base.unet.patch_size, config.hint_channels
-        self.encoder = UNetEncoder(base.unet, base.channels, base.text.enc_attn_dim)
+        inputs = base.unet, base.channels, base.text.enc_attn_dim
+        self.encoder: UNetEncoder | TransformerTrunk = (
+            TransformerTrunk(*inputs, depth=base.unet.steered) if base.unet.is_transformer else UNetEncoder(*inputs)
+        )
         channels = [*self.encoder.skip_channels, self.encoder.channels]
         self.hint = nn.Sequential(
             nn.Conv2d(control_channels * self.patch_size**2, width, 3, padding=1),
@@ -53,7 +59,8 @@ class UnetControlNet(ControlNet):
 
     def start_from(self, base: nn.Module) -> None:
         assert isinstance(base, Generator)
-        self.encoder.load_state_dict(base.unet.encoder.state_dict())
+        theirs, own = base.denoiser.encoder.state_dict(), self.encoder.state_dict()
+        self.encoder.load_state_dict({name: theirs[name] for name in own})
 
     def encoded(self, control: Tensor) -> Tensor:
         height, width = control.shape[2:]
@@ -66,8 +73,8 @@ class UnetControlNet(ControlNet):
         return self.hint(patches.contiguous(memory_format=torch.channels_last))
 
     def forward(self, hint: Tensor, x: Tensor, t: Tensor, cond: Conditioning) -> list[Tensor | None]:
-        """One tensor for each skip connection, and one for the middle block. InputError for a control of another size
-        than x."""
+        """One tensor for each skip connection, and one for the middle block; or one for each block. InputError for a
+        control of another size than x."""
         size = tuple(self.patch_size * length for length in hint.shape[2:])
         if size != x.shape[2:]:
             raise InputError(

@@ -6,7 +6,7 @@ import latent_making
 import pytest
 import torch
 from latent_making import conditioning, latents
-from network_making import TEXT, UNET, captions, make_generator, noisy, randomize, without_gradient
+from network_making import TEXT, TRANSFORMER, UNET, captions, make_generator, noisy, randomize, without_gradient
 from refusing import refused
 from released_making import stand_in_torchvision
 from torch.testing import assert_close
@@ -28,7 +28,7 @@ ENCODER = SemanticConfig(stride=8, encoder_width=4, encoder_blocks=1, previewer_
 
 def make_pixel(**unet):
     """A base with all weights random, and its ControlNet as training starts it, of controls with 2 channels."""
-    base = make_generator(patch_size=2, **unet).eval().requires_grad_(False)
+    base = make_generator(**{"patch_size": 2, **unet}).eval().requires_grad_(False)
     torch.manual_seed(1)
     controlnet = UnetControlNet(UnetControlConfig(hint_channels=6), base.config, 2)
     controlnet.start_from(base)
@@ -43,7 +43,11 @@ def make_latent(config=SMALL):
     return base, controlnet, *latents(LATENT), replace(conditioning(LATENT), control=torch.rand(3, 5, 8, 12))
 
 
-MAKERS = {"pixel": make_pixel, "latent": make_latent}
+def make_transformer():
+    return make_pixel(**TRANSFORMER)
+
+
+MAKERS = {"pixel": make_pixel, "latent": make_latent, "transformer": make_transformer}
 BOTH = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
@@ -79,7 +83,9 @@ def test_the_base_gets_no_gradient_and_the_controlnet_does(make):
 
 
 @pytest.mark.parametrize(
-    "make", [make_pixel, lambda: make_latent(replace(SMALL, controlnet_blocks=(8, 10)))], ids=MAKERS
+    "make",
+    [make_pixel, lambda: make_latent(replace(SMALL, controlnet_blocks=(8, 10))), make_transformer],
+    ids=MAKERS,
 )
 def test_less_is_kept_for_the_backward_pass_than_in_training_the_base(make):
     """Of the base's part before the first control nothing, since nothing there has a gradient."""
@@ -217,6 +223,29 @@ def test_an_upsampler_has_no_controlnet():
         UnetControlConfig(hint_channels=0)
     with refused("control_channels is 0"):
         UnetControlNet(UnetControlConfig(), GeneratorConfig(UNET, TEXT), 0)
+
+
+# ---------------------------------------------------------------------------------------------------------- transformer
+
+
+def test_each_copied_block_steers_the_same_one_of_the_base():
+    """Of the first half of the blocks. What it makes is added to the image tokens after each; text is not changed."""
+    base, controlnet, x, t, cond = make_transformer()
+    own, copied = base.denoiser.encoder, controlnet.encoder
+    assert (len(own.blocks), len(copied.blocks)) == (3, 2)
+    theirs = own.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in copied.state_dict().items())
+    encoded, seen = base.encode_text(plain(cond)), []
+    handles = [block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for block in own.blocks]
+    base(x, t, encoded)
+    base(x, t, encoded, control=[None, torch.ones(3, 16, 4, 4)])
+    [handle.remove() for handle in handles]
+    assert torch.equal(seen[1], seen[4]) and torch.equal(seen[2][:, 16:], seen[5][:, 16:])
+    assert_close(seen[5][:, :16], seen[2][:, :16] + 1)
+    with refused("there are 3 control tensors, but the network takes 2"):
+        base(x, t, encoded, control=[None] * 3)
+    with refused(r"a control tensor has the shape \(3, 1, 4, 4\), but is added to one of"):
+        base(x, t, encoded, control=[None, torch.zeros(3, 1, 4, 4)])
 
 
 # -------------------------------------------------------------------------------------------------------------- latents

@@ -1,0 +1,250 @@
+"""The transformer: a denoiser on large patches of pixels, in place of the U-Net (Li & He 2025, JiT)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..batch import Conditioning
+from ..config import Fault, InputError, faults_of, named, option, settings
+from .attention import themselves
+from .dropout import number_dropouts
+from .layers import to_image, to_tokens, zero_init
+from .precision import autocast_disabled
+from .token_functions import modulated_norm
+from .transformer_blocks import SIGNALS, TransformerBlock, turns
+from .unet import Embedded, UNetConfig, check_control
+
+NETWORKS = ("unet", "transformer")
+IN_TRANSFORMER = ("network", "transformer")
+
+
+@settings
+class DenoiserConfig(UNetConfig):
+    """Network"""
+
+    network: str = option(
+        "unet",
+        "architecture: the U-Net, or a transformer on patches of patch_size pixels (JiT), whose width is num_channels",
+        choices=NETWORKS,
+    )
+    depth: int = option(12, "blocks of the transformer", least=1, needs=IN_TRANSFORMER)
+    separate_blocks: int = option(
+        0,
+        "first blocks of the transformer with separate weights for image and text tokens (MM-DiT); later ones share "
+        "them",
+        least=0,
+        needs=IN_TRANSFORMER,
+    )
+    patch_channels: int = option(
+        0,
+        "channels to which the transformer projects a patch before it projects it to the width; 0 = none (JiT: 128)",
+        least=0,
+        needs=IN_TRANSFORMER,
+    )
+    output_conv: int = option(
+        0,
+        "channels per pixel of which a 3×3 convolution makes the transformer's output, across the edges of patches; "
+        "0 = a linear layer makes it, patch by patch",
+        least=0,
+        needs=IN_TRANSFORMER,
+    )
+    position_patches: int = option(
+        0,
+        "patches along a side at which the transformer's positions were trained: those of images of other sizes are "
+        "scaled to as many, the geometric mean of both sides; 0 = not scaled",
+        least=0,
+        needs=IN_TRANSFORMER,
+    )
+
+    def faults(self) -> Iterator[Fault]:
+        if not self.is_transformer:
+            yield from super().faults()
+            return
+        yield from faults_of(lambda: self.check_size(self.image_size, self.image_size))
+        if self.separate_blocks and self.separate_blocks >= self.steered:  # the last one's text would go nowhere
+            rule = f"must be below half of {named('depth')} ({self.depth}), of the blocks that a ControlNet copies"
+            yield Fault.of(self, "separate_blocks", rule)
+        width = self.num_channels / self.heads(self.num_channels)
+        if width % 4:
+            name = "num_heads" if self.num_head_channels == -1 else "num_head_channels"
+            rule = f"must give heads of a multiple of 4 channels, for positions of rows and columns, not of {width:g}"
+            yield Fault.of(self, name, rule)
+
+    @property
+    def is_transformer(self) -> bool:
+        return self.network == "transformer"
+
+    @property
+    def steered(self) -> int:
+        """How many of the transformer's blocks a ControlNet copies and steers, from the first on."""
+        return (self.depth + 1) // 2
+
+    @property
+    def emb_width(self) -> int:
+        return self.num_channels if self.is_transformer else super().emb_width
+
+    @property
+    def divisor(self) -> int:
+        return self.patch_size if self.is_transformer else super().divisor
+
+    def check_size(self, height: int, width: int) -> None:
+        if not self.is_transformer:
+            super().check_size(height, width)
+        elif height % self.patch_size or width % self.patch_size:
+            size = f"{height}" if height == width else f"{width}×{height}"
+            rule = f"is {size}, but must be a multiple of {named('patch_size')} ({self.patch_size}); change one of them"
+            raise InputError(Fault("image_size", rule))
+
+
+class TransformerTrunk(Embedded):
+    """Patch embedding and blocks. Arguments: see ``UNetEncoder``.
+
+    depth: how many of the config's blocks it has; 0 = all.
+
+    Attributes: ``channels``, output channels; ``skip_channels``, channels of each earlier feature map.
+    """
+
+    full_precision = (*Embedded.full_precision, "modulation")
+    config: DenoiserConfig
+
+    def __init__(
+        self,
+        config: DenoiserConfig,
+        in_channels: int = 3,
+        text_width: int = 0,
+        cond_emb: nn.Module | None = None,
+        depth: int = 0,
+    ):
+        super().__init__(config, text_width, cond_emb)
+        self.channels = config.num_channels
+        width, heads, patch = self.channels, config.heads(self.channels), in_channels * config.patch_size**2
+        self.head_channels = width // heads
+        if config.patch_channels:
+            bottleneck = nn.Linear(patch, config.patch_channels, bias=False)
+            self.patch_emb: nn.Module = nn.Sequential(bottleneck, nn.Linear(config.patch_channels, width))
+        else:
+            self.patch_emb = nn.Linear(patch, width)
+        self.token_emb = nn.Linear(text_width, width) if text_width else None
+        self.modulation = zero_init(nn.Linear(config.emb_width, SIGNALS * width))
+        depth, separate = depth or config.depth, config.separate_blocks if text_width else 0
+        self.skip_channels = [width] * (depth - 1)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(width, heads, config.dropout, i < separate, config.use_checkpoint) for i in range(depth)
+        )
+        self.maps = nn.ModuleList(nn.Identity() for _ in self.blocks)  # the blocks' outputs for the image, to be hooked
+        for block in self.blocks.modules():
+            if isinstance(block, nn.Linear):
+                nn.init.xavier_uniform_(block.weight)
+                nn.init.zeros_(block.bias)
+        number_dropouts(self)
+
+    def forward(
+        self,
+        x: Tensor,
+        t: Tensor,
+        cond: Conditioning,
+        hint: Tensor | None = None,
+        control: Sequence[Tensor | None] | None = None,
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """x: [N, in_channels, H, W]; t: [N]; hint: added to the embedded patches; control: what is added to the image
+        tokens after each of the first blocks.
+
+        Returns the output [N, channels, H / patch_size, W / patch_size], the feature maps after all earlier blocks, and
+        the embedding. Errors: see ``UNetEncoder``.
+        """
+        config = self.config
+        config.check_size(*x.shape[2:])
+        emb = self.embed(t, cond)
+        x = F.pixel_unshuffle(x, config.patch_size)
+        size = x.shape[2:]
+        tokens = self.patch_emb(to_tokens(x))
+        if hint is not None:
+            tokens = tokens + to_tokens(hint).to(tokens.dtype)
+        images, turn = tokens.shape[1], turns(self._positions(size, x.device), self.head_channels)
+        if self.token_emb is not None:
+            text = self.token_emb(cond.text_states)
+            tokens = torch.cat([tokens, text.to(tokens.dtype)], 1)
+            turn = F.pad(turn, (0, 0, 0, text.shape[1]))
+            turn[0, images:] = 1  # text is not turned: its encoder knows the positions
+        with autocast_disabled(x.device):
+            common = self.modulation(emb).unflatten(1, (SIGNALS, -1))
+        mask, maps = self._mask(images, cond), []
+        if control is not None:
+            shape = len(x), self.channels, *size
+            check_control(control, [shape] * config.steered, "one for each block of the first half")
+        for block, named_map, added in itertools.zip_longest(self.blocks, self.maps, control or ()):
+            tokens = block(tokens, images, common, turn, mask, cond.dropout_keys)
+            if added is not None:
+                tokens = tokens + F.pad(to_tokens(added).to(tokens.dtype), (0, 0, 0, tokens.shape[1] - images))
+            maps.append(named_map(to_image(tokens[:, :images], size)))
+        return maps[-1], maps[:-1], emb
+
+    def _positions(self, size: Sequence[int], device: torch.device) -> Tensor:
+        """[T, 2], row and column of each patch from the image's center, as many as ``position_patches`` says."""
+        scale = self.config.position_patches / (size[0] * size[1]) ** 0.5 if self.config.position_patches else 1
+        axes = (scale * (torch.arange(length, device=device) - (length - 1) / 2) for length in size)
+        return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, 1)
+
+    def _mask(self, images: int, cond: Conditioning) -> Tensor | None:
+        """Which keys tokens attend to, as in ``attend``: where ``cond.perturbed``, patches to themselves and the text,
+        and text to the text."""
+        real = None if self.token_emb is None else cond.states_mask
+        keys = None if real is None else F.pad(real, (images, 0), value=True)
+        if cond.perturbed is None:
+            return keys
+        texts = 0 if real is None else real.shape[1]
+        own = themselves(cond.perturbed, images, texts)
+        if real is None or keys is None:
+            return own
+        of_text = F.pad(~cond.perturbed[:, None, None].expand(-1, texts, images), (0, texts), value=True)
+        return torch.cat([own, of_text], 1) & keys[:, None]
+
+
+class Transformer(nn.Module):
+    """A transformer on patches with text tokens joined, a denoiser whose output is 0 at initialization.
+
+    RMS norms, queries and keys with norms, rotary positions of rows and columns, SwiGLU (Li & He 2025, JiT, §4.3).
+    Arguments: see ``UNetEncoder``.
+    """
+
+    full_precision = ("out_modulation", "out", "out_conv")  # see ``cast_weights``
+
+    def __init__(
+        self,
+        config: DenoiserConfig,
+        in_channels: int = 3,
+        out_channels: int = 3,
+        text_width: int = 0,
+        cond_emb: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        self.middle_block = f"encoder.maps.{config.steered - 1}"  # a dotted name; see ``tasks.alignment``
+        self.encoder = TransformerTrunk(config, in_channels, text_width, cond_emb)
+        width, channels = config.num_channels, config.output_conv
+        self.out_modulation = zero_init(nn.Linear(config.emb_width, 2 * width))
+        self.out = nn.Linear(width, (channels or out_channels) * config.patch_size**2)
+        self.out_conv = zero_init(nn.Conv2d(channels, out_channels, 3, padding=1)) if channels else None
+        if self.out_conv is None:
+            zero_init(self.out)
+        number_dropouts(self)
+
+    def forward(
+        self, x: Tensor, t: Tensor, cond: Conditioning | None = None, control: Sequence[Tensor | None] | None = None
+    ) -> Tensor:
+        """x: [N, in_channels, H, W]; t: [N]. Returns [N, out_channels, H, W] float32. Errors: see ``UNetEncoder``.
+
+        control: what is added to the image tokens after each of the first blocks, as feature maps; None = nothing.
+        """
+        h, _, emb = self.encoder(x, t, cond or Conditioning(), None, control)
+        size = h.shape[2:]
+        with autocast_disabled(h.device):  # at low noise the prediction needs full precision
+            scale, shift = self.out_modulation(emb)[:, None].chunk(2, -1)
+            out = self.out(modulated_norm(to_tokens(h).float(), scale, shift))
+            out = F.pixel_shuffle(to_image(out, size), self.config.patch_size)
+            return out if self.out_conv is None else self.out_conv(F.silu(out))

@@ -1,0 +1,189 @@
+"""The transformer: every setting, shapes, gradients, positions, and what half precision and sharding spare."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from network_making import (
+    TEXT,
+    TRANSFORMER,
+    UNET,
+    captions,
+    make_generator,
+    noisy,
+    randomize,
+    relative,
+    without_gradient,
+)
+from refusing import refused
+from torch.testing import assert_close
+
+from diff_dalle.batch import Conditioning
+from diff_dalle.models.cost import peak_bytes
+from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.text_encoder import TextEncoderConfig
+from diff_dalle.models.transformer import DenoiserConfig, Transformer
+from diff_dalle.models.unet import UNet, UNetConfig
+from diff_dalle.models.units import parts_of
+
+CONFIG = replace(UNET, **TRANSFORMER)
+OTHER = {
+    "num_channels": 32,
+    "num_heads": 4,
+    "num_head_channels": 4,
+    "dropout": 0.5,
+    "use_checkpoint": True,
+    "num_classes": 5,
+    "patch_size": 8,
+    "network": "unet",
+    "depth": 5,
+    "separate_blocks": 0,
+    "patch_channels": 0,
+    "output_conv": 0,
+    "position_patches": 0,
+}
+OF_UNET = {
+    "num_res_blocks", "channel_mult", "attention_resolutions", "num_heads_upsample", "use_scale_shift_norm",
+    "resblock_updown", "conv_resample", "text_attention", "image_size",
+}  # fmt: skip
+
+
+def output(network, cond, seed=0):
+    torch.manual_seed(seed)
+    return network(*noisy(), cond)
+
+
+def test_the_table_of_settings_is_complete():
+    assert {field.name for field in fields(DenoiserConfig)} == OF_UNET | OTHER.keys()
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_every_setting_changes_the_network_and_it_trains(name):
+    """In its shapes, its output or, for activation checkpointing, its memory; any size and aspect ratio; each parameter
+    has a gradient, as DDP requires."""
+    one, other = make_generator(**TRANSFORMER), make_generator(**{**TRANSFORMER, name: OTHER[name]})
+    shapes = [[p.shape for p in network.parameters()] for network in (one, other)]
+    cond = replace(captions(), labels=torch.tensor([0, 4, 5]))
+    if name == "use_checkpoint":
+        assert_close(output(one, cond), output(other, cond))
+    else:
+        assert shapes[0] != shapes[1] or relative(output(one, cond), output(other, cond)) > 1e-4
+    x, t = noisy(size=(8, 24))
+    out = other(x, t, cond)
+    assert out.shape == x.shape and out.dtype == torch.float32
+    out.square().mean().backward()
+    assert not without_gradient(other)
+
+
+def test_an_upsampler_sees_its_input():
+    config = GeneratorConfig(CONFIG, TEXT, LowResConfig(small_size=8))
+    network, (x, t), level = (
+        randomize(Generator(config, 50, learned_variance=True)),
+        noisy(),
+        torch.tensor([0.0, 0.1, 1]),
+    )
+    cond = replace(captions(), low_res=noisy(size=(8, 8))[0], low_res_level=level, low_res_blur=level)
+    out = network(x, t, cond)
+    assert out.shape == (3, 6, 16, 16)
+    for name in ("low_res", "low_res_level"):
+        assert relative(network(x, t, replace(cond, **{name: getattr(cond, name) + 0.5})), out) > 1e-4
+    out.square().mean().backward()
+    assert not without_gradient(network)
+
+
+def test_the_output_is_zero_at_initialization():
+    for config in (CONFIG, replace(CONFIG, output_conv=0)):
+        assert not Transformer(config, out_channels=6)(*noisy()).any()
+
+
+def test_a_block_is_the_identity_at_initialization():
+    network, (x, t) = Transformer(replace(CONFIG, depth=4)), noisy()
+    last, maps, _ = network.encoder(x, t, Conditioning())
+    assert len(maps) == 3 and all(torch.equal(last, each) for each in maps)
+
+
+@pytest.mark.parametrize("position_patches", [0, 4])
+def test_positions_of_other_sizes_are_scaled(position_patches):
+    """To as many patches along a side in the geometric mean; text has position 0, that of the center."""
+    trunk = Transformer(replace(CONFIG, position_patches=position_patches)).encoder
+    found = trunk._positions((2, 8), torch.device("cpu")).unflatten(0, (2, 8))
+    scale = 1 if position_patches == 0 else position_patches / 4
+    assert_close(found[:, 0, 0], scale * torch.tensor([-0.5, 0.5]))
+    assert_close(found[0, :, 1], scale * (torch.arange(8) - 3.5))
+    assert_close(
+        trunk._positions((8, 8), torch.device("cpu"))[0], torch.tensor([-3.5, -3.5]) * (0.5 if position_patches else 1)
+    )
+
+
+def test_patches_are_told_apart_by_their_positions():
+    """Without positions, an image of moved patches has the moved output."""
+    network = make_generator(
+        TextEncoderConfig(enc_attn_dim=0), **{**TRANSFORMER, "output_conv": 0, "separate_blocks": 0}
+    )
+    x, t = noisy()
+    moved = network(x.roll(4, 3), t).roll(-4, 3)
+    assert relative(moved, network(x, t)) > 1e-3
+    network.denoiser.encoder._positions = lambda size, device: torch.zeros(size[0] * size[1], 2)
+    assert_close(network(x.roll(4, 3), t).roll(-4, 3), network(x, t))
+
+
+def test_separate_blocks_have_weights_of_their_own_for_text():
+    network, (x, t), cond = make_generator(**TRANSFORMER), noisy(), captions()
+    first, second, _ = network.denoiser.encoder.blocks
+    assert (len(first.streams), len(second.streams)) == (2, 1)
+    encoded = network.encode_text(cond)
+    out = network(x, t, encoded)
+    with torch.no_grad():
+        first.streams[1].attention_qkv.weight += 0.5
+    assert relative(network(x, t, encoded), out) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"image_size": 18}, "image_size is 18, but must be a multiple of patch_size .4."),
+        ({"separate_blocks": 2}, "separate_blocks is 2, but must be below half of depth .3."),
+        ({"num_heads": 8}, "num_heads is 8, but must give heads of a multiple of 4 channels"),
+        ({"num_head_channels": 2}, "num_head_channels is 2, but must give heads of a multiple of 4"),
+        ({"num_heads": 3}, "num_heads is 3, but must divide the 16 channels"),
+        ({"network": "mixer"}, "network is 'mixer', but must be one of unet, transformer"),
+        ({"depth": 0}, "depth is 0"),
+    ],
+)
+def test_impossible_settings_are_refused(changed, message):
+    with refused(message):
+        replace(CONFIG, **changed)
+    with refused("the image|image_size is 16×18"):
+        Transformer(CONFIG)(*noisy(size=(18, 16)))
+
+
+def test_separate_blocks_are_for_text():
+    with refused("separate_blocks is 1, but .*enc_attn_dim is 0"):
+        GeneratorConfig(CONFIG, TextEncoderConfig(enc_attn_dim=0))
+
+
+def test_the_default_is_the_unet():
+    """With all settings that it has as a U-Net's config alone, and under the same names."""
+    assert isinstance(Generator(GeneratorConfig(UNET, TEXT), 50).unet, UNet)
+    old = UNetConfig(*(getattr(UNET, field.name) for field in fields(UNetConfig)))
+    assert (UNET.divisor, UNET.emb_width, UNET.mults) == (old.divisor, old.emb_width, old.mults)
+
+
+def test_norms_and_modulation_stay_in_full_precision():
+    network = make_generator(**TRANSFORMER)
+    parts = parts_of(network, torch.bfloat16)
+    spared = {id(p) for module in parts.full for p in module.parameters(recurse=False)}
+    for name, parameter in network.denoiser.named_parameters():
+        expected = "_norm." in name or "modulation" in name or "time_emb" in name or name.startswith("out")
+        assert (id(parameter) in spared) == (expected or "text_emb" in name), name
+    assert len(parts.blocks) == 3 + TEXT.enc_depth
+
+
+def test_activation_checkpointing_saves_memory():
+    def peak(use_checkpoint):
+        config = DenoiserConfig(64, 64, network="transformer", patch_size=4, depth=12, use_checkpoint=use_checkpoint)
+        with torch.device("meta"):
+            return peak_bytes(Transformer(config), lambda network: network(torch.empty(2, 3, 64, 64), torch.empty(2)))
+
+    assert peak(True) <= 0.4 * peak(False)
