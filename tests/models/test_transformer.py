@@ -44,9 +44,9 @@ OTHER = {
     "position_patches": 0,
 }
 OF_UNET = {
-    "num_res_blocks", "channel_mult", "attention_resolutions", "num_heads_upsample", "use_scale_shift_norm",
-    "resblock_updown", "conv_resample", "text_attention", "image_size",
-}  # fmt: skip
+    *("num_res_blocks", "channel_mult", "attention_resolutions", "num_heads_upsample", "use_scale_shift_norm"),
+    *("resblock_updown", "conv_resample", "text_attention", "image_size"),
+}
 
 
 def output(network, cond, seed=0):
