@@ -10,6 +10,17 @@ GENERATOR = {
     "enc_depth": 1,
     "enc_heads": 2,
 }
+# In place of the U-Net of GENERATOR, whose flags are left out.
+TRANSFORMER = {
+    "network": "transformer",
+    "patch_size": 4,
+    "depth": 3,
+    "separate_blocks": 1,
+    "patch_channels": 8,
+    "output_conv": 4,
+    "position_patches": 4,
+    **dict.fromkeys(("channel_mult", "num_res_blocks", "attention_resolutions")),
+}
 CLASSIFIER = {
     "image_size": 16,
     "classifier_width": 16,
@@ -35,4 +46,4 @@ CLASSIFIER_RUN = {**CLASSIFIER, **RUN, "classifier_dropout": 0.1, "lr": 3e-3}
 
 
 def flags(settings):
-    return [str(part) for name, value in settings.items() for part in (f"--{name}", value)]
+    return [str(part) for name, value in settings.items() if value is not None for part in (f"--{name}", value)]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from script_running import SETTINGS, hashes, losses, train
 from shard_making import encoded, random_image, sample, tar_bytes
+from tiny_settings import TRANSFORMER
 from tiny_settings import flags as flags_of
 
 from diff_dalle.batch import Batch, Conditioning
@@ -154,7 +155,8 @@ def test_base_generators_are_trained_and_shown_as_before():
 # ---------------------------------------------------------------------------------------------------------- the command
 
 
-def test_an_interrupted_upsampler_continues_exactly(tmp_path):
+@pytest.mark.parametrize("network", [{}, TRANSFORMER], ids=["unet", "transformer"])
+def test_an_interrupted_upsampler_continues_exactly(tmp_path, network):
     """With blur, noise and crops, a step and another give the files of two steps, bit for bit."""
     world = tmp_path / "world"
     write_shapes(ShapesConfig(image_size=16, train_samples=32, val_samples=16, samples_per_shard=16), str(world))
@@ -171,6 +173,7 @@ def test_an_interrupted_upsampler_continues_exactly(tmp_path):
         "eval_interval": 2,
         "prediction": "x_start",
         "eval_samples": 8,
+        **network,
     }
     for name, iterations in (("whole", 2), ("parts", 1), ("parts", 2)):
         result = train(tmp_path / name, world / "train", iterations=iterations, **flags)
@@ -221,13 +224,15 @@ def test_buckets_that_the_network_does_not_take_are_refused(flags, words):
     make_run(**ASPECTS)
 
 
-@pytest.mark.parametrize("small_size", [0, 8])
-def test_a_run_over_several_aspect_ratios_continues_exactly_on_other_numbers_of_processes(tmp_path, small_size):
+@pytest.mark.parametrize(("small_size", "network"), [(0, {}), (8, {}), (0, TRANSFORMER)])
+def test_a_run_over_several_aspect_ratios_continues_exactly_on_other_numbers_of_processes(
+    tmp_path, small_size, network
+):
     """Base and upsampler: a step, one more on two processes, and one on one; held-out data and previews too."""
     data = wide_and_tall(tmp_path / "data")
     flags = {**ASPECTS, "save_interval": 1, "num_workers": 0, "val_data_dir": data, "eval_interval": 3}
     flags |= {"eval_samples": 8, "sample_interval": 3, "preview_samples": 5, "steps": 2}
-    flags |= {"small_size": small_size} if small_size else {}
+    flags |= {"small_size": small_size, **network} if small_size else network
     runs = {"whole": [(0, 3, 1)], "parts": [(0, 1, 1), (1, 2, 2), (2, 3, 1)], "again": [(0, 1, 1), (1, 3, 1)]}
     for name, parts in runs.items():
         for first, last, ranks in parts:

@@ -17,6 +17,7 @@ from decoder_file_making import write_file as write_decoder
 from ranks import run_ranks_of
 from script_running import losses, run, train, training_flags
 from shard_making import make_shards
+from tiny_settings import TRANSFORMER
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.shards import consolidate
@@ -62,7 +63,8 @@ def make_data(folder):
     return make_shards(folder, [8, 8])
 
 
-def test_a_generator_from_shards_to_pictures(tmp_path):
+@pytest.mark.parametrize("network", [{}, TRANSFORMER], ids=["unet", "transformer"])
+def test_a_generator_from_shards_to_pictures(tmp_path, network):
     """Sharded over two processes, made ordinary files of, sampled from, and resumed by one; with the losses of one."""
     data, folder = make_data(tmp_path / "shards"), tmp_path / "run"
     settings = {
@@ -72,6 +74,7 @@ def test_a_generator_from_shards_to_pictures(tmp_path):
         "steps": 2,
         "val_data_dir": data,
         "eval_interval": 2,
+        **network,
     }
     train(tmp_path / "one", data, iterations=4, batch_size=4, microbatch=2, **settings)
     train(folder, data, ranks=2, iterations=2, batch_size=2, microbatch=1, parallel="fsdp", keep_best=True, **settings)
