@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from clip_making import make_clip
-from network_making import captions, make_generator, pixels, seeded, without_gradient
+from network_making import TRANSFORMER, captions, make_generator, pixels, seeded, without_gradient
 from refusing import refused
 from test_control_task import FLOW
 from torch import nn
@@ -157,6 +157,20 @@ def test_blocks_are_found_by_name_and_need_a_grid():
     for output in (seeded(2, 7, 5), seeded(2, 3), (seeded(2, 4, 3),)):
         with refused("no feature map of the image: name another block"):
             tokens_of(output, (32, 32))
+
+
+def test_a_transformer_is_aligned_by_the_map_of_a_block_without_its_text():
+    task = make_task(**TRANSFORMER)
+    trunk = task.model.transformer.encoder
+    assert find_block(task.model, "") is trunk.maps[1] and len(trunk.maps) == len(trunk.blocks) == 3
+    maps, joined = [], []
+    trunk.maps[1].register_forward_hook(lambda module, inputs, output: maps.append(output))
+    trunk.blocks[1].register_forward_hook(lambda module, inputs, output: joined.append(output))
+    assert losses(task)["alignment"].shape == (N,)
+    tokens, size = tokens_of(maps[0], (16, 16))
+    assert size == (4, 4) and torch.equal(tokens, joined[0][:, :16]) and joined[0].shape[1] > 16
+    with refused("output has tokens of the text too: name the block's map, in place of blocks maps"):
+        find_block(task.model, "transformer.encoder.blocks.1")
 
 
 # ---------------------------------------------------------------------------------------------------------- perceptual
