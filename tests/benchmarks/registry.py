@@ -238,7 +238,7 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
         memory_target=1.0,
     ),
     "time_to_quality": Table(
-        "training until samples show what their captions say: the preset shapes_32 against diffusers' example",
+        "training until samples show what their captions say: recipes for shapes_32 against diffusers' example",
         time_to_quality.tables,
         package="diffusers",
     ),

@@ -1,4 +1,4 @@
-"""The comparison of training times: its bookkeeping on made-up scores, and both sides in miniature."""
+"""The comparison of training times: its bookkeeping on made-up scores, and its sides in miniature."""
 
 from dataclasses import replace
 
@@ -13,6 +13,8 @@ from benchmarks.peer_diffusers import Peer, faster_precision
 from benchmarks.registry import BENCHMARKS, LONG
 from benchmarks.time_to_quality import (
     FLAGS,
+    LEVELS,
+    RECIPES,
     Course,
     Ours,
     Point,
@@ -21,7 +23,7 @@ from benchmarks.time_to_quality import (
     plot,
     race,
     ratio,
-    train_both,
+    train_all,
 )
 from benchmarks.timing import TimingConfig, results
 from diff_dalle.commands.command_line import parse
@@ -32,53 +34,75 @@ from diff_dalle.worlds.shapes.scenes import ShapesConfig
 from diff_dalle.worlds.shapes.shape_eval import Row
 from diff_dalle.worlds.shapes.shards import write_shapes
 
+ALL, PAIRS = "all attributes", "held-out pairs"
+
+
+def rows(score, pairs=None):
+    """pairs: the score of held-out pairs, None = the same."""
+    values = {ALL: score, PAIRS: score if pairs is None else pairs}
+    return {
+        name: Row(name, 1, value, max(0.0, value - 0.05), min(1.0, value + 0.05), 0.0, 1.0, 1.0)
+        for name, value in values.items()
+    }
+
 
 def course(name, *scores, batch_size=10, seconds=10.0):
     """A point every ``seconds`` and 5 steps."""
-    points = [Point(seconds * i, 5 * i, s, max(0.0, s - 0.05), min(1.0, s + 0.05)) for i, s in enumerate(scores, 1)]
+    points = [Point(seconds * i, 5 * i, rows(score)) for i, score in enumerate(scores, 1)]
     return Course(name, batch_size, "fp32", 5_900_000, points)
 
 
 def test_crossings_are_interpolated_from_the_point_before():
     found = course("a", 0.25, 0.75, 0.4, 0.9)
-    assert found.crossing(0.5) == pytest.approx((15.0, 7.5))  # the first one, although the score falls again
-    assert found.crossing(0.1) == pytest.approx((4.0, 2.0))  # from 0 before training
-    assert found.crossing(0.75) == pytest.approx((20.0, 10.0))
-    assert found.crossing(0.95) is None and Course("b", 1, "fp32", 1).crossing(0.5) is None
+    assert found.crossing((ALL, 0.5)) == pytest.approx((15.0, 7.5))  # the first one, although the score falls again
+    assert found.crossing((ALL, 0.1)) == pytest.approx((4.0, 2.0))  # from 0 before training
+    assert found.crossing((ALL, 0.75)) == pytest.approx((20.0, 10.0))
+    assert found.crossing((ALL, 0.95)) is None and Course("b", 1, "fp32", 1).crossing((ALL, 0.5)) is None
+
+
+def test_levels_are_of_the_score_that_they_name():
+    found = Course("a", 1, "fp32", 1, [Point(10.0, 5, rows(1.0, pairs=0.5))])
+    assert found.crossing((ALL, 0.5)) == (5.0, 2.5) and found.crossing((PAIRS, 0.5)) == (10.0, 5.0)
+    assert not found.has_all and {name for name, _ in LEVELS} == {ALL, PAIRS}
+    found.points.append(Point(20.0, 10, rows(0.0, pairs=1.0)))
+    assert found.has_all
 
 
 def test_the_ratio_is_bounded_where_a_level_is_not_reached():
     reached, slow, never = course("a", 0.0, 1.0), course("b", 0.0, 0.0, 0.0, 1.0), course("c", 0.0, 0.1, 0.2, 0.2)
-    assert ratio(reached, slow, 0.5) == "0.43"  # 15 / 35
-    assert ratio(reached, never, 0.5) == "< 0.38"  # 15 / 40
-    assert ratio(never, reached, 0.5) == "> 2.67"
-    assert ratio(never, never, 0.5) == "not reached"
+    level = (ALL, 0.5)
+    assert ratio(reached, slow, level) == "0.43"  # 15 / 35
+    assert ratio(reached, never, level) == "< 0.38"  # 15 / 40
+    assert ratio(never, reached, level) == "> 2.67"
+    assert ratio(never, never, level) == "not reached"
 
 
 def test_table():
-    ours, peer = course("ours", 0.0, 1.0), course("peer", 0.1, 0.6, batch_size=4)
-    rows = {
-        cells[0]: cells[1:]
-        for cells in ([c.strip() for c in r.split("|")[1:-1]] for r in comparison(ours, peer).split("\n"))
-    }
-    assert rows[""] == ["ours", "peer", "ours / peer"]
-    assert rows["images per second"] == ["5", "2", ""]
-    assert rows["seconds to 0.5"] == ["15", "18", "0.83"] and rows["images to 0.5"] == ["75", "36", ""]
-    assert rows["seconds to 0.85"] == ["18", "> 20", "< 0.93"] and rows["steps to 0.85"] == ["9", "> 10", ""]
-    assert rows["last score"] == ["1.00 (0.95–1.00)", "0.60 (0.55–0.65)", ""]
+    table = comparison([course("ours", 0.0, 1.0), course("other", 0.1, 0.9, batch_size=4)])
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")]
+    found = {(above[0], line[0]): line[1:] for above, line in zip([[""], *cells], cells, strict=False)}
+    assert found["", ""] == ["ours", "other"]
+    assert found["images per step", "images per second"] == ["5", "2"]
+    levels = {name: found[f"images to {name}", "ours / it"] for name in (f"{ALL} 0.85", f"{ALL} 0.95")}
+    assert levels == {f"{ALL} 0.85": ["", "0.95"], f"{ALL} 0.95": ["", "< 0.97"]}
+    assert found["images per second", f"seconds to {ALL} 0.85"] == ["18", "19"]
+    assert found[f"seconds to {ALL} 0.85", f"steps to {ALL} 0.85"] == ["9", "10"]
+    assert found["ours / it", f"seconds to {ALL} 0.95"] == ["20", "> 20"]
+    assert found[f"steps to {ALL} 0.95", f"images to {ALL} 0.95"] == ["98", "> 40"]
+    assert found["ours / it", f"last {ALL}"] == ["1.00 (0.95–1.00)", "0.90 (0.85–0.95)"]
 
 
-def test_plot_shows_scores_with_intervals_and_levels(monkeypatch):
-    ours, peer = course("ours", 0.0, 1.0), course("peer", 0.1)
-    assert plot(ours, peer).size[0] > 500
+def test_plot_shows_a_score_with_intervals_and_its_levels(monkeypatch):
+    courses = [course("ours", 0.0, 1.0), course("peer", 0.1)]
+    assert plot(courses, ALL).size[0] > 500
     drawn = []
     monkeypatch.setattr(time_to_quality, "line_plot", lambda *given, references: drawn.extend([*given, references]))
-    plot(ours, peer)
+    plot(courses, ALL)
     assert drawn[0] == {
         "ours": [(10, 0.0, 0.0, 0.05), (20, 1.0, 0.95, 1.0)],
         "peer": [(10, 0.1, 0.05, pytest.approx(0.15))],
     }
-    assert drawn[-1] == {"0.5": 0.5, "0.85": 0.85}
+    assert drawn[-1] == {"0.85": 0.85, "0.95": 0.95}
 
 
 class Toy:
@@ -100,24 +124,31 @@ class Toy:
 
 
 def toy_race(gains, rules, last=10**9):
+    """Sides a, b, …, of which the last one is the peer; last: steps of the first."""
     log, now = [], [0.0]
-    sides = Toy("a", log, now, gains[0], last), Toy("b", log, now, gains[1])
+    lasts = [last, *[10**9] * (len(gains) - 1)]
+    *ours, peer = (Toy(name, log, now, gain, end) for name, gain, end in zip("abc", gains, lasts, strict=False))
 
     def score(side):
         now[0] += 1000  # is not counted
         log.append(" ")
-        value = min(1.0, side.gain * side.steps)
-        return Row("", 1, value, value, value, 0.0, 1.0, 1.0)
+        return rows(min(1.0, side.gain * side.steps))
 
-    courses = race(*sides, score, rules, lambda: now[0])
+    courses = race(ours, peer, score, rules, lambda: now[0])
     return "".join(log).split(), *courses
 
 
-def test_slices_alternate_until_both_have_reached_the_last_level():
+def test_slices_alternate_until_all_have_reached_all_levels():
     turns, ours, peer = toy_race((0.1, 0.05), Rules(4, 0.0, 4.0))
     assert turns == ["aaaa", "bbbb", "aaaa", "bbbb", "aaaa", "bbbb", "bbbb", "bbbb"]
     assert [p.seconds for p in ours.points] == [p.steps for p in ours.points] == [4, 8, 12]
-    assert peer.last.seconds == 20 and peer.crossing(0.85)[0] == pytest.approx(17)
+    assert peer.last.seconds == 20 and peer.crossing((ALL, 0.85))[0] == pytest.approx(17)
+
+
+def test_recipes_end_each_at_its_own_time():
+    turns, first, other, peer = toy_race((0.25, 0.1, 0.25), Rules(4, 0.0, 4.0))
+    assert turns == ["aaaa", "bbbb", "cccc", "bbbb", "bbbb"]
+    assert (first.last.seconds, other.last.seconds, peer.last.seconds) == (4, 12, 4)
 
 
 def test_the_peer_may_be_first():
@@ -125,10 +156,9 @@ def test_the_peer_may_be_first():
     assert turns == ["aaaa", "bbbb", *["aaaa"] * 4] and peer.last.seconds == 4
 
 
-def test_the_peer_stops_at_a_multiple_of_our_seconds():
-    turns, ours, peer = toy_race((0.1, 0.0), Rules(4, 0.0, 2.0))
-    assert ours.crossing(0.85)[0] == pytest.approx(9) and ours.last.seconds == 12
-    assert peer.last.seconds == 18 and turns[-2:] == ["bbbb", "bb"]
+def test_the_peer_stops_at_a_multiple_of_the_seconds_of_the_first():
+    turns, first, other, peer = toy_race((0.1, 0.05, 0.0), Rules(4, 0.0, 1.5))
+    assert (first.last.seconds, other.last.seconds, peer.last.seconds) == (12, 20, 18) and "cc" in turns
 
 
 def test_our_schedule_ends():
@@ -179,19 +209,24 @@ def diffusers():
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shapes")
     write_shapes(SHAPES, str(folder))
-    return parse(GeneratorRun, [*FLAGS, *TINY, "--data_dir", str(folder / "train")])
+    return parse(GeneratorRun, [*RECIPES["shapes_32"], *FLAGS, *TINY, "--data_dir", str(folder / "train")])
 
 
-def test_both_sides_in_miniature(diffusers, capsys):
+def test_all_sides_in_miniature(diffusers, capsys):
     flags = (*FLAGS, *TINY, "--iterations", "2")
-    ours, peer = train_both(Rules(slice_seconds=0.01, limit=1.0, prompts=2), SHAPES, flags, widths=(32, 32))
-    assert ours.last.steps == 2 and peer.last.seconds >= ours.last.seconds and peer.precision in ("fp32", "bf16")
-    assert "seconds to 0.85 | > " in comparison(ours, peer) and "diffusers: " in capsys.readouterr().err
+    rules = Rules(slice_seconds=0.01, limit=1.0, prompts=2)
+    recipes = {"first": RECIPES["shapes_32"], "other": (*RECIPES["shapes_32"], "--num_res_blocks", "2")}
+    *ours, peer = train_all(rules, SHAPES, recipes, flags, widths=(32, 32))
+    assert [(each.name, each.last.steps) for each in ours] == [("first", 2), ("other", 2)]
+    assert ours[0].parameters < ours[1].parameters
+    assert peer.last.seconds >= ours[0].last.seconds and peer.precision in ("fp32", "bf16")
+    assert "held-out pairs 0.85 | > " in comparison([*ours, peer]) and "diffusers: " in capsys.readouterr().err
 
 
-def test_parameters_are_alike(diffusers, run):
-    full = parse(GeneratorRun, [*FLAGS, "--data_dir", *run.data.data_dir])
-    assert Peer(full, ALONE, "fp32").parameters == pytest.approx(Ours(full, ALONE).parameters, rel=0.1)
+@pytest.mark.parametrize("name", RECIPES)
+def test_parameters_are_alike(diffusers, run, name):
+    full = parse(GeneratorRun, [*RECIPES[name], *FLAGS, "--data_dir", *run.data.data_dir])
+    assert Peer(full, ALONE, "fp32").parameters == pytest.approx(Ours(name, full, ALONE).parameters, rel=0.1)
 
 
 def test_the_peer_is_trained_as_in_its_example(diffusers, run):
@@ -270,7 +305,7 @@ def test_the_peer_samples_what_its_network_predicts(diffusers, run, monkeypatch)
 
 
 def test_our_side_is_the_run(run):
-    ours = Ours(replace(run, training=replace(run.training, iterations=2)), ALONE)
+    ours = Ours("ours", replace(run, training=replace(run.training, iterations=2)), ALONE)
     captions = [prompt.text for prompt in shape_prompts(2, config=SHAPES, tasks=("attributes",))]
     start = ours.sample(captions, seed=3)
     ours.step()

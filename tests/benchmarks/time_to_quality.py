@@ -1,9 +1,10 @@
-"""Time to quality: training seconds until samples show what their captions say, ours against diffusers' example.
+"""Time to quality: training seconds until samples show what their captions say, of each of our recipes and diffusers'
+example.
 
-Both sides train on the same shards of the shapes world, on one thread of the same process, in alternating slices. Each
-slice is followed by a score: ShapeEval's "all attributes" of samples from the EMA weights. Only training counts, in CPU
-seconds, which other programs on the machine lengthen least. Our learning rate is annealed, so our scores are those of
-points along the preset's one schedule; the peer's is constant.
+All sides train on the same shards of the shapes world, on one thread of the same process, in alternating slices. Each
+slice is followed by scores of ShapeEval, of samples from the EMA weights. Only training counts, in CPU seconds, which
+other programs on the machine lengthen least. Our learning rates are annealed, so our scores are those of points along
+one schedule for each recipe; the peer's rate is constant.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -43,10 +44,20 @@ from diff_dalle.worlds.shapes.shards import write_shapes
 from .peer_diffusers import WIDTHS, Peer, faster_precision
 from .timing import in_fresh_process
 
-FLAGS = ("--preset", "shapes_32", "--num_workers", "0", "--sample_interval", "0")
-TASK = "all attributes"  # of ShapeEval
-LEVELS = (0.5, 0.85)  # scores to reach; at the last one a side has finished
-TARGET = 1 / 3  # maximum ratio ours / peer of the seconds to the last level
+FLAGS = ("--num_workers", "0", "--sample_interval", "0")
+# Flags of each recipe. The first is what the others are compared with.
+RECIPES = {
+    "shapes_32": ("--preset", "shapes_32"),
+    "patches of 2": (
+        *("--preset", "shapes_32", "--patch_size", "2", "--attention_resolutions", "8"),
+        *("--schedule_sampler", "uniform", "--iterations", "680", "--lr_anneal_steps", "730"),
+    ),
+}
+Level = tuple[str, float]
+# Scores of ShapeEval to reach; with all of them, in points of one side, it has finished.
+LEVELS: tuple[Level, ...] = (("all attributes", 0.85), ("all attributes", 0.95), ("held-out pairs", 0.85))
+TASKS = ("attributes", "held-out pairs")  # whose prompts these are
+TARGET = 1 / 2  # maximum ratio of the first recipe's seconds to those of any other side, for every level
 SAMPLER, GUIDANCE = SamplerConfig("dpm++2m", 12), GuidanceConfig()  # ours
 SAMPLES_AT_ONCE = 50
 
@@ -57,7 +68,7 @@ class Rules:
 
     slice_seconds: of training between two scores of a side, or
     growth:        this fraction of its training so far, if that is longer.
-    limit:         the peer stops after this many times our seconds to the last level.
+    limit:         the peer stops after this many times the first recipe's seconds.
     prompts:       captions of a score.
     """
 
@@ -88,16 +99,17 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Point:
-    """A score after this much training, and its 95 % interval."""
+    """Scores after this much training, by name."""
 
     seconds: float
     steps: int
-    score: float
-    low: float
-    high: float
+    rows: Mapping[str, Row]
+
+    def score(self, name: str) -> float:
+        return self.rows[name].score if self.rows else 0.0
 
 
-UNTRAINED = Point(0.0, 0, 0.0, 0.0, 0.0)
+UNTRAINED = Point(0.0, 0, {})
 
 
 @dataclass
@@ -118,51 +130,50 @@ class Course:
     def last(self) -> Point:
         return self.points[-1] if self.points else UNTRAINED
 
-    def crossing(self, level: float) -> tuple[float, float] | None:
+    @property
+    def has_all(self) -> bool:
+        return all(self.crossing(level) for level in LEVELS)
+
+    def crossing(self, level: Level) -> tuple[float, float] | None:
         """(seconds, steps) at which the score first reaches the level, interpolated between the points before and
         after; None if it does not."""
-        before = UNTRAINED
+        (name, value), before = level, UNTRAINED
         for point in self.points:
-            if point.score >= level:
-                share = (level - before.score) / (point.score - before.score)
-                values = ((before.seconds, point.seconds), (before.steps, point.steps))
-                seconds, steps = (start + share * (end - start) for start, end in values)
+            if (score := point.score(name)) >= value:
+                share = (value - before.score(name)) / (score - before.score(name))
+                ends = ((before.seconds, point.seconds), (before.steps, point.steps))
+                seconds, steps = (start + share * (end - start) for start, end in ends)
                 return seconds, steps
             before = point
         return None
 
 
+Score = Callable[["Side"], Mapping[str, Row]]
+
+
 def race(
-    ours: Side,
-    peer: Side,
-    score: Callable[[Side], Row],
-    rules: Rules,
-    clock: Callable[[], float] = time.process_time,
-) -> tuple[Course, Course]:
-    """Train both in alternating slices until both have finished: ours at the last level or the end of its schedule, the
-    peer at the last level or after ``rules.limit`` times our seconds to it (or, if ours misses it, all of our seconds).
+    ours: Sequence[Side], peer: Side, score: Score, rules: Rules, clock: Callable[[], float] = time.process_time
+) -> list[Course]:
+    """Train all in alternating slices until each has finished: ours with all levels or at the end of their schedules,
+    the peer with all levels or after ``rules.limit`` times the seconds of the first of ours. Returns the courses, the
+    peer's last.
     """
-    mine, theirs = Course.of(ours), Course.of(peer)
-    limit = math.inf  # of the peer's seconds
-    while True:
-        if limit == math.inf:
-            _advance(ours, mine, score, rules, clock)
-            if mine.last.score >= LEVELS[-1] or ours.finished:
-                crossed = mine.crossing(LEVELS[-1])
-                limit = rules.limit * (crossed[0] if crossed else mine.last.seconds)
-        if theirs.last.score < LEVELS[-1] and theirs.last.seconds < limit:
+    courses = [Course.of(side) for side in (*ours, peer)]
+    *mine, theirs = courses
+    running, limit = list(zip(ours, mine, strict=True)), math.inf  # of the peer's seconds
+    while running or (not theirs.has_all and theirs.last.seconds < limit):
+        for side, course in running:
+            _advance(side, course, score, rules, clock)
+        running = [(side, course) for side, course in running if not (course.has_all or side.finished)]
+        if all(side is not ours[0] for side, _ in running):
+            limit = rules.limit * mine[0].last.seconds
+        if not theirs.has_all and theirs.last.seconds < limit:
             _advance(peer, theirs, score, rules, clock, limit)
-        elif limit < math.inf:
-            return mine, theirs
+    return courses
 
 
 def _advance(
-    side: Side,
-    course: Course,
-    score: Callable[[Side], Row],
-    rules: Rules,
-    clock: Callable[[], float],
-    limit: float = math.inf,
+    side: Side, course: Course, score: Score, rules: Rules, clock: Callable[[], float], limit: float = math.inf
 ) -> None:
     """One slice, which ends at ``limit`` seconds of training, and its score."""
     last = course.last
@@ -172,19 +183,18 @@ def _advance(
         side.step()
         steps += 1
     seconds = last.seconds + clock() - start
-    row = score(side)
-    course.points.append(Point(seconds, steps, row.score, row.low, row.high))
-    print(f"{side.name}: {seconds:.0f} s, {steps} steps, {row.score:.2f}", file=sys.stderr, flush=True)
+    rows = score(side)
+    course.points.append(Point(seconds, steps, rows))
+    scores = ", ".join(f"{name} {row.score:.2f}" for name, row in rows.items())
+    print(f"{side.name}: {seconds:.0f} s, {steps} steps, {scores}", file=sys.stderr, flush=True)
 
 
 class Ours:
     """The run of a training command, without its files and log."""
 
-    name = "ours"
-
-    def __init__(self, run: GeneratorRun, world: World):
+    def __init__(self, name: str, run: GeneratorRun, world: World):
         recipe = run.recipe()
-        self.run, self.tokenizer = run, cast("Tokenizer", recipe.tokenizer())
+        self.name, self.run, self.tokenizer = name, run, cast("Tokenizer", recipe.tokenizer())
         steps = Steps.of(recipe, world)
         self.loop, self.batches = steps.loop, steps.batches
         (trainee,) = self.loop.trainees
@@ -209,85 +219,104 @@ class Ours:
             return self.run.signal.to_pixels(sample_batch(self.model, process, batch, SAMPLER, GUIDANCE))
 
 
-def score(side: Side, prompts: Sequence[ShapePrompt]) -> Row:
+def score(side: Side, prompts: Sequence[ShapePrompt]) -> dict[str, Row]:
     """Of an image for each prompt."""
     parts = []
     for first in range(0, len(prompts), SAMPLES_AT_ONCE):
         parts.append(side.sample([prompt.text for prompt in prompts[first : first + SAMPLES_AT_ONCE]], first))
-    return evaluate_shapes(np.concatenate(parts), prompts)[TASK]
+    report = evaluate_shapes(np.concatenate(parts), prompts)
+    return {name: report[name] for name, _ in LEVELS}
 
 
-def train_both(
-    rules: Rules, shapes: ShapesConfig, flags: Sequence[str] = FLAGS, widths: Sequence[int] = WIDTHS
-) -> tuple[Course, Course]:
-    """The courses of ours and the peer. flags: of our run. widths: of the peer's levels."""
-    prompts = shape_prompts(rules.prompts, config=shapes, tasks=("attributes",))
+def train_all(
+    rules: Rules,
+    shapes: ShapesConfig,
+    recipes: Mapping[str, Sequence[str]] = RECIPES,
+    flags: Sequence[str] = FLAGS,
+    widths: Sequence[int] = WIDTHS,
+) -> list[Course]:
+    """The courses of our recipes and the peer. flags: of all our runs. widths: of the peer's levels."""
+    prompts = shape_prompts(rules.prompts, config=shapes, tasks=TASKS)
     reuse_freed_memory()  # as in every training command
     with tempfile.TemporaryDirectory(prefix="diff_dalle_benchmark_") as folder:
         print("rendering the shapes world", file=sys.stderr, flush=True)
         write_shapes(shapes, folder)
-        run = parse(GeneratorRun, [*flags, "--data_dir", str(Path(folder) / "train")])
-        precision = faster_precision(lambda name: Peer(run, ALONE, name, widths))
-        sides = Ours(run, ALONE), Peer(run, ALONE, precision, widths)
-        return race(*sides, lambda side: score(side, prompts), rules)
+        data = ("--data_dir", str(Path(folder) / "train"))
+        runs = {name: parse(GeneratorRun, [*own, *flags, *data]) for name, own in recipes.items()}
+        first = next(iter(runs.values()))
+        precision = faster_precision(lambda name: Peer(first, ALONE, name, widths))
+        ours = [Ours(name, run, ALONE) for name, run in runs.items()]
+        return race(ours, Peer(first, ALONE, precision, widths), lambda side: score(side, prompts), rules)
 
 
-def _train_on_one_thread() -> tuple[Course, Course]:
+def _train_on_one_thread() -> list[Course]:
     torch.set_num_threads(1)
-    return train_both(Rules(), ShapesConfig())
+    return train_all(Rules(), ShapesConfig())
 
 
-def ratio(ours: Course, peer: Course, level: float) -> str:
-    """Ours / peer of the seconds to a level; what is known of it if a side did not reach the level."""
-    mine, theirs = ours.crossing(level), peer.crossing(level)
+def ratio(first: Course, other: Course, level: Level) -> str:
+    """first / other of the seconds to a level; what is known of it if a side did not reach the level."""
+    mine, theirs = first.crossing(level), other.crossing(level)
     if mine is None:
-        return "not reached" if theirs is None else f"> {ours.last.seconds / theirs[0]:.2f}"
-    return f"< {mine[0] / peer.last.seconds:.2f}" if theirs is None else f"{mine[0] / theirs[0]:.2f}"
+        return "not reached" if theirs is None else f"> {first.last.seconds / theirs[0]:.2f}"
+    return f"< {mine[0] / other.last.seconds:.2f}" if theirs is None else f"{mine[0] / theirs[0]:.2f}"
 
 
-def _reached(course: Course, level: float) -> list[str]:
+def _reached(course: Course, level: Level) -> list[str]:
     """Seconds, steps and images to a level."""
     crossed = course.crossing(level)
     seconds, steps = crossed or (course.last.seconds, course.last.steps)
     return [f"{'' if crossed else '> '}{value:,.0f}" for value in (seconds, steps, steps * course.batch_size)]
 
 
-def comparison(ours: Course, peer: Course) -> str:
+def comparison(courses: Sequence[Course]) -> str:
     """A column for each side, in Markdown. "> x": the level was not reached with x."""
-    courses = (ours, peer)
+    first, *others = courses
     rate = [f"{each.last.steps * each.batch_size / each.last.seconds:.0f}" for each in courses]
     rows: list[list[object]] = [
-        ["parameters, M", *(f"{each.parameters / 1e6:.1f}" for each in courses), ""],
-        ["precision", *(each.precision for each in courses), ""],
-        ["images per step", *(each.batch_size for each in courses), ""],
-        ["images per second", *rate, ""],
+        ["parameters, M", *(f"{each.parameters / 1e6:.1f}" for each in courses)],
+        ["precision", *(each.precision for each in courses)],
+        ["images per step", *(each.batch_size for each in courses)],
+        ["images per second", *rate],
     ]
     for level in LEVELS:
         columns = [_reached(each, level) for each in courses]
-        ratios = (ratio(ours, peer, level), "", "")
-        for name, *cells in zip(("seconds", "steps", "images"), *columns, ratios, strict=True):
-            rows.append([f"{name} to {level}", *cells])
-    lasts = [each.last for each in courses]
-    rows.append(["last score", *(f"{last.score:.2f} ({last.low:.2f}–{last.high:.2f})" for last in lasts), ""])
-    return markdown_table(["", ours.name, peer.name, f"{ours.name} / {peer.name}"], rows)
+        for name, *cells in zip(("seconds", "steps", "images"), *columns, strict=True):
+            rows.append([f"{name} to {_said(level)}", *cells])
+        rows.append([f"{first.name} / it", "", *(ratio(first, other, level) for other in others)])
+    for name in dict.fromkeys(name for name, _ in LEVELS):
+        lasts = [each.last.rows[name] for each in courses]
+        rows.append([f"last {name}", *(f"{row.score:.2f} ({row.low:.2f}–{row.high:.2f})" for row in lasts)])
+    return markdown_table(["", *(each.name for each in courses)], rows)
 
 
-def plot(ours: Course, peer: Course) -> Image.Image:
-    """Scores and their intervals over seconds of training, and the levels. Raises MissingMatplotlib."""
-    series = {each.name: [(p.seconds, p.score, p.low, p.high) for p in each.points] for each in (ours, peer)}
-    levels = {f"{level}": level for level in LEVELS}
-    return line_plot(series, "training on one thread, CPU seconds", TASK, references=levels)
+def _said(level: Level) -> str:
+    return f"{level[0]} {level[1]}"
+
+
+def plot(courses: Sequence[Course], name: str) -> Image.Image:
+    """A score and its intervals over seconds of training, and the levels. Raises MissingMatplotlib."""
+    series: dict[str, Sequence[tuple[float, ...]]] = {}
+    for each in courses:
+        found = [(point.seconds, point.rows[name]) for point in each.points]
+        series[each.name] = [(seconds, row.score, row.low, row.high) for seconds, row in found]
+    levels = {f"{value}": value for of, value in LEVELS if of == name}
+    return line_plot(series, "training on one thread, CPU seconds", name, references=levels)
 
 
 def tables() -> Iterator[str]:
-    """The table, how the ratio compares with its target, the versions, and where the plot is."""
+    """The table, how the ratios compare with their target, the versions, and where the plots are."""
     require_matplotlib()
-    ours, peer = in_fresh_process(_train_on_one_thread)
-    yield comparison(ours, peer) + "\n"
-    found = f"{ours.name} / {peer.name}: {ratio(ours, peer, LEVELS[-1])}"
-    yield f"seconds to {TASK} {LEVELS[-1]}, {found}, target at most {TARGET:.2f}"
+    courses = in_fresh_process(_train_on_one_thread)
+    first, *others = courses
+    yield comparison(courses) + "\n"
+    for other in others:
+        found = ", ".join(f"{ratio(first, other, level)} to {_said(level)}" for level in LEVELS)
+        yield f"seconds, {first.name} / {other.name}: {found}, target at most {TARGET:.2f}"
     yield ", ".join(f"{package} {version(package)}" for package in ("torch", "diffusers"))
-    path = Path(choose_logdir("")) / "time_to_quality.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plot(ours, peer).save(path)
-    yield f"plot: {path}"
+    folder = Path(choose_logdir(""))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in dict.fromkeys(name for name, _ in LEVELS):
+        path = folder / f"time_to_quality_{name.replace(' ', '_')}.png"
+        plot(courses, name).save(path)
+        yield f"plot: {path}"
