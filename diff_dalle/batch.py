@@ -71,6 +71,8 @@ class Conditioning:
     control:         [N, C, h, w] float in [0, 1], what a ControlNet steers by; guidance does not drop it.
     dropout_keys:    [N] int64, one random key per sample from which all dropout masks of the network follow; None
                      leaves dropout to torch's own generator.
+    routing_keys:    [N] int64, one random key per sample, which decides the image tokens that skip some of a
+                     transformer's blocks in training; None = none of them.
     perturbed:       [N] bool, True = every position attends to itself alone of all positions, as in the prediction that
                      perturbed-attention guidance leads away from; None = nowhere.
     extra:           further conditions by name, for networks that need ones of their own (a second tokenizer's ids).
@@ -91,6 +93,7 @@ class Conditioning:
     low_res_blur: Tensor | None = None
     control: Tensor | None = None
     dropout_keys: Tensor | None = None
+    routing_keys: Tensor | None = None
     perturbed: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 

@@ -19,6 +19,8 @@ TRANSFORMER = {
     "patch_channels": 8,
     "output_conv": 4,
     "position_patches": 4,
+    "route_share": 0.5,
+    "route_blocks": "1,2",
     **dict.fromkeys(("channel_mult", "num_res_blocks", "attention_resolutions")),
 }
 CLASSIFIER = {

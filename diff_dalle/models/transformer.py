@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..config import Fault, InputError, faults_of, named, option, settings
+from ..randomness import splitmix64
 from .attention import themselves
 from .dropout import number_dropouts
 from .layers import to_image, to_tokens, zero_init
@@ -21,6 +22,7 @@ from .unet import Embedded, UNetConfig, check_control
 
 NETWORKS = ("unet", "transformer")
 IN_TRANSFORMER = ("network", "transformer")
+ROUTED = ("route_share",)
 
 
 @settings
@@ -61,6 +63,30 @@ class DenoiserConfig(UNetConfig):
         needs=IN_TRANSFORMER,
     )
 
+    route_share: float = option(
+        0.0,
+        "share of the image tokens that skip some of the transformer's blocks in training, others in each sample and "
+        "update (TREAD: 0.5); 0 = none",
+        least=0,
+        below=1,
+        needs=IN_TRANSFORMER,
+    )
+    route_blocks: tuple[int, ...] = option(
+        (),
+        "which blocks they skip: the first one, from 0 on, and the one before which they return; empty = all but the "
+        "first 2 and the last 4",
+        least=0,
+        length=2,
+        needs=ROUTED,
+    )
+    route_until: float = option(
+        1.0,
+        "share of the run's iterations or samples after which all tokens take all blocks; 1 = never",
+        above=0,
+        most=1,
+        needs=ROUTED,
+    )
+
     def faults(self) -> Iterator[Fault]:
         if not self.is_transformer:
             yield from super().faults()
@@ -69,6 +95,10 @@ class DenoiserConfig(UNetConfig):
         if self.separate_blocks and self.separate_blocks >= self.steered:  # the last one's text would go nowhere
             rule = f"must be below half of {named('depth')} ({self.depth}), of the blocks that a ControlNet copies"
             yield Fault.of(self, "separate_blocks", rule)
+        first, end = self.routed
+        if self.route_share and not first < end < self.depth:
+            rule = f"must be two increasing numbers below {named('depth')} ({self.depth})"
+            yield Fault("route_blocks", rule, f"{first},{end}")
         width = self.num_channels / self.heads(self.num_channels)
         if width % 4:
             name = "num_heads" if self.num_head_channels == -1 else "num_head_channels"
@@ -85,6 +115,12 @@ class DenoiserConfig(UNetConfig):
         return (self.depth + 1) // 2
 
     @property
+    def routed(self) -> tuple[int, int]:
+        """The first block that tokens skip, and the one before which they return."""
+        first, end = self.route_blocks or (2, self.depth - 4)
+        return first, end
+
+    @property
     def emb_width(self) -> int:
         return self.num_channels if self.is_transformer else super().emb_width
 
@@ -99,6 +135,37 @@ class DenoiserConfig(UNetConfig):
             size = f"{height}" if height == width else f"{width}×{height}"
             rule = f"is {size}, but must be a multiple of {named('patch_size')} ({self.patch_size}); change one of them"
             raise InputError(Fault("image_size", rule))
+
+
+class Route:
+    """The image tokens that take a span of blocks: a random share of them, with the text; the others skip it and keep
+    what they are (Krause et al. 2025, TREAD).
+
+    keys: [N] int64; images: the number of image tokens; share: of those that skip.
+    """
+
+    def __init__(self, keys: Tensor, images: int, share: float):
+        self.images, self.kept = images, max(1, round((1 - share) * images))
+        order = splitmix64(keys, images).argsort(1)
+        self.index = order[:, : self.kept].sort(1).values[:, :, None]
+
+    def taken(self, tokens: Tensor) -> Tensor:
+        """[N, T + S, C] → [N, kept + S, C]."""
+        found = tokens.gather(1, self.index.expand(-1, -1, tokens.shape[2]))
+        return torch.cat([found, tokens[:, self.images :]], 1)
+
+    def turns(self, turn: Tensor) -> Tensor:
+        """[2, T + S, D] → [2, N, kept + S, D]; see ``turned_norm``."""
+        return torch.stack([self.taken(each.expand(len(self.index), -1, -1)) for each in turn])
+
+    def mask(self, mask: Tensor | None) -> Tensor | None:
+        """[N, T + S] → [N, kept + S]: every image token is attended to."""
+        return None if mask is None else mask[:, self.images - self.kept :]
+
+    def returned(self, tokens: Tensor, before: Tensor) -> Tensor:
+        """The image tokens that took the span in their places, and those of ``before`` in theirs: [N, T, C]."""
+        index = self.index.expand(-1, -1, tokens.shape[2])
+        return before[:, : self.images].scatter(1, index, tokens[:, : self.kept])
 
 
 class TransformerTrunk(Embedded):
@@ -177,11 +244,20 @@ class TransformerTrunk(Embedded):
         if control is not None:
             shape = len(x), self.channels, *size
             check_control(control, [shape] * config.steered, "one for each block of the first half")
-        for block, named_map, added in itertools.zip_longest(self.blocks, self.maps, control or ()):
-            tokens = block(tokens, images, common, turn, mask, cond.dropout_keys)
+        first, end = (-1, -1) if cond.routing_keys is None else config.routed
+        whole, route, image = (images, turn, mask), None, tokens
+        place = whole
+        for i, (block, named_map, added) in enumerate(itertools.zip_longest(self.blocks, self.maps, control or ())):
+            if i == first and cond.routing_keys is not None:
+                route, before = Route(cond.routing_keys, images, config.route_share), tokens
+                tokens, place = route.taken(tokens), (route.kept, route.turns(turn), route.mask(mask))
+            elif i == end and route is not None:
+                tokens, place, route = torch.cat([image, tokens[:, route.kept :]], 1), whole, None
+            tokens = block(tokens, place[0], common, place[1], place[2], cond.dropout_keys)
             if added is not None:
                 tokens = tokens + F.pad(to_tokens(added).to(tokens.dtype), (0, 0, 0, tokens.shape[1] - images))
-            maps.append(named_map(to_image(tokens[:, :images], size)))
+            image = tokens[:, :images] if route is None else route.returned(tokens, before)
+            maps.append(named_map(to_image(image, size)))
         return maps[-1], maps[:-1], emb
 
     def _positions(self, size: Sequence[int], device: torch.device) -> Tensor:

@@ -83,7 +83,7 @@ class Auxiliaries:
             block = find_block(task.model, config.alignment_block)
             channels = _channels(session, config.alignment_block)
             make = partial(make_projector, config, channels, self.encoder.channels, recipe.training.seed)
-            until = _last_position(config.alignment_until, recipe.training, session.world.size)
+            until = recipe.training.position_at(config.alignment_until, session.world.size)
             task.alignment = Alignment(block, session.beside(make), config.alignment_weight, until)
             task.add_companion(ENCODER, self.encoder)
         if self.distance is not None and self.compared is not None:
@@ -113,9 +113,3 @@ def _channels(session: Session, name: str) -> int:
         rule = "is never called in a forward pass: name a module that is"
         raise InputError(Fault("alignment_block", rule, name))
     return tokens_of(found[-1], (side, side))[0].shape[2]
-
-
-def _last_position(share: float, training: TrainingConfig, processes: int) -> int | None:
-    """The position in the data at which alignment stops; None = never."""
-    steps = training.last_step(processes)
-    return None if share == 1 or steps is None else round(share * steps) * training.batch_size * processes

@@ -83,6 +83,10 @@ class GeneratorRun:
             rule = f"must be a multiple of {multiple}, as the sizes of the network's images are"
             yield Fault.of(self, "data.aspect.bucket_factor", rule)
         yield from wrong_auxiliaries(self, crop or self.image_size, self.has_auxiliaries)
+        until = model.unet.route_until < 1 and model.unet.route_share > 0 and self.kind == GeneratorRun.kind
+        if until and not (self.training.iterations or self.training.samples):
+            rule = f"is a share of {named('iterations')} or {named('samples')}, of which neither limits the run"
+            yield Fault("model.unet.route_until", f"{rule}: set one of them")
         is_conditional = self.has_text or self.num_classes > 0
         yield from faults_of(lambda: self.preview.check(self.diffusion, self.signal, is_conditional))
 
@@ -135,6 +139,9 @@ def open_generator(recipe: Recipe, world: World, tokenizer: Tokenizer | None) ->
 
     def task(model: nn.Module, name: str, shown: Loader) -> DenoisingTask:
         found = _task(run, tokenizer, model, shown)
+        if run.kind == GeneratorRun.kind:  # a LoRA adapts a network whose tokens take all blocks
+            found.routes = run.model.unet.route_share > 0
+            found.routed_until = run.training.position_at(run.model.unet.route_until, world.size)
         auxiliaries.join(found, session)
         return found
 

@@ -35,6 +35,8 @@ class DenoisingTask(TimestepTask):
 
     config: DenoisingConfig
     imitation: Imitation | None = None  # of a LoRA's base
+    routes = False  # whether image tokens skip blocks of the network in training
+    routed_until: int | None = None  # the position in the data from which on none does; None = never
     inpaints = False  # whether the network sees the known part of an image
 
     def __init__(
@@ -82,6 +84,8 @@ class DenoisingTask(TimestepTask):
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
         cond = replace(self.condition(batch, draw), dropout_keys=draw.keys("dropout"))
         cond = self.drop(cond, draw)
+        if self.routes and (self.routed_until is None or draw.index.numpy().min() < self.routed_until):
+            cond = replace(cond, routing_keys=draw.keys("routing"))
         t, weights = self.schedule_sampler.sample_at(draw.uniform("timestep"))
         terms = self._terms(batch, cond, t, draw)
         loss = terms["loss"]

@@ -95,6 +95,12 @@ class TrainingConfig:
         """Whether the checkpoint of this step is kept, however old it becomes."""
         return self.backup_interval > 0 and step % self.backup_interval == 0
 
+    def position_at(self, share: float, processes: int) -> int | None:
+        """The position in the data at a share of the run, that of a whole update; None = never, which a share of 1
+        is."""
+        steps = self.last_step(processes)
+        return None if share == 1 or steps is None else round(share * steps) * self.batch_size * processes
+
     def last_step(self, processes: int, step: int = 0, samples: int = 0) -> int | None:
         """Number of updates after which a run on that many processes ends; None when only ``hours`` limits it.
 

@@ -69,7 +69,24 @@ CASES = [
     (GeneratorRun, "--conv_resample True", "--resblock_updown", "", "resblock_updown is True: set"),
     *(
         (GeneratorRun, f"--{flag}", "", "--network transformer --patch_size 8", "network is unet")
-        for flag in ("depth 6", "separate_blocks 1", "patch_channels 8", "output_conv 8", "position_patches 8")
+        for flag in (
+            "depth 6",
+            "separate_blocks 1",
+            "patch_channels 8",
+            "output_conv 8",
+            "position_patches 8",
+            "route_share 0.5",
+        )
+    ),
+    *(
+        (
+            GeneratorRun,
+            f"--{flag}",
+            "--network transformer --patch_size 8 --iterations 9",
+            "--network transformer --patch_size 8 --iterations 9 --route_share 0.5",
+            "route_share is 0.0",
+        )
+        for flag in ("route_blocks 1,5", "route_until 0.8")
     ),
     *(
         (GeneratorRun, f"--{flag}", "--network transformer --patch_size 8", "", "network is transformer")

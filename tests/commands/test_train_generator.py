@@ -67,6 +67,20 @@ def test_a_part_of_the_images_is_trained_on_when_asked():
     assert window(small_size=8, crop_size=16) == Window(16, 2)
 
 
+def test_tokens_are_routed_until_a_share_of_the_run():
+    """In training the generator, not a LoRA of it."""
+
+    def task(**changed):
+        return build(2, **{**TRANSFORMER, **changed}, batch_size=4)[0]
+
+    assert (task().routes, task().routed_until) == (True, None)
+    assert task(route_until=0.75, iterations=8).routed_until == 6 * 4
+    assert task(route_until=0.5, samples=40).routed_until == 5 * 4
+    assert not task(route_share=0, route_blocks=None).routes
+    with pytest.raises(InputError, match="route_until .*is a share of --iterations or --samples, of which neither"):
+        task(route_until=0.5, iterations=0)
+
+
 # ------------------------------------------------------------------------------------------------------------- previews
 
 

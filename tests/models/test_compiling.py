@@ -54,6 +54,13 @@ def transformer():
     return network, lambda keys: network(x, t, replace(captions(), dropout_keys=keys))
 
 
+def routed():
+    torch.manual_seed(0)
+    unet = replace(SMALL, **{**TRANSFORMER, "patch_size": 2, "depth": 5, "route_share": 0.5, "route_blocks": (2, 4)})
+    network, (x, t) = Generator(GeneratorConfig(unet, SHORT), VOCABULARY), noisy(size=(8, 8))
+    return network, lambda keys: network(x, t, replace(captions(), dropout_keys=keys, routing_keys=keys))
+
+
 def upsampler():
     torch.manual_seed(0)
     unet = replace(SMALL, num_classes=3)
@@ -101,7 +108,16 @@ def lora():
 
 @pytest.mark.parametrize(
     ("make", "expected"),
-    [(checkpointed, 11), (transformer, 3), (upsampler, 9), (classifier, 6), (stage_b, 5), (stage_c, 6), (lora, 8)],
+    [
+        (checkpointed, 11),
+        (transformer, 3),
+        (routed, 4),
+        (upsampler, 9),
+        (classifier, 6),
+        (stage_b, 5),
+        (stage_c, 6),
+        (lora, 8),
+    ],
 )
 def test_a_block_is_one_graph_for_all_steps_and_computes_the_same(make, expected):
     network, run = make()

@@ -19,7 +19,7 @@ from refusing import refused
 from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.models.cost import peak_bytes
+from diff_dalle.models.cost import count_flops, peak_bytes
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
@@ -43,6 +43,7 @@ OTHER = {
     "output_conv": 0,
     "position_patches": 0,
 }
+OF_ROUTES = {"route_share", "route_blocks", "route_until"}  # see below, and tests of the task
 OF_UNET = {
     *("num_res_blocks", "channel_mult", "attention_resolutions", "num_heads_upsample", "use_scale_shift_norm"),
     *("resblock_updown", "conv_resample", "text_attention", "image_size"),
@@ -55,7 +56,7 @@ def output(network, cond, seed=0):
 
 
 def test_the_table_of_settings_is_complete():
-    assert {field.name for field in fields(DenoiserConfig)} == OF_UNET | OTHER.keys()
+    assert {field.name for field in fields(DenoiserConfig)} == OF_UNET | OF_ROUTES | OTHER.keys()
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -74,6 +75,64 @@ def test_every_setting_changes_the_network_and_it_trains(name):
     assert out.shape == x.shape and out.dtype == torch.float32
     out.square().mean().backward()
     assert not without_gradient(other)
+
+
+ROUTED = {**TRANSFORMER, "depth": 5, "route_share": 0.75, "route_blocks": (1, 3)}
+
+
+def routed(**changed):
+    """A network, a call of it with routing keys, and the conditions."""
+    network, (x, t) = make_generator(**{**ROUTED, **changed}), noisy()
+    cond = replace(network.encode_text(captions()), routing_keys=torch.tensor([3, 2**50, -9]))
+    return network, x, t, cond
+
+
+def test_a_share_of_the_image_tokens_skips_a_span_of_blocks():
+    """Others in each sample, the same in any batch; blocks outside have all of them, and what skipped is unchanged."""
+    network, x, t, cond = routed()
+    trunk, inputs, turned, outputs, maps = network.denoiser.encoder, [], [], [], []
+    for block, named_map in zip(trunk.blocks, trunk.maps, strict=True):
+        block.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        block.register_forward_pre_hook(lambda _, given: turned.append(given[3]))
+        block.register_forward_hook(lambda _, given, out: outputs.append(out))
+        named_map.register_forward_hook(lambda _, given, out: maps.append(out.flatten(2).transpose(1, 2)))
+    whole, texts = network(x, t, cond), 8
+    assert [each.shape[1] - texts for each in inputs] == [16, 4, 4, 16, 16]
+    kept = (maps[2] - maps[0]).abs().amax(2) > 0
+    assert kept.sum(1).tolist() == [4, 4, 4] and not torch.equal(kept[0], kept[1]) and not torch.equal(kept[1], kept[2])
+    assert torch.equal(inputs[3][:, :16], maps[2]) and torch.equal(inputs[3][:, 16:], outputs[2][:, 4:])
+    assert torch.equal(inputs[1][:, :4].flatten(0, 1), maps[0][kept])
+    assert torch.equal(inputs[1][:, 4:], outputs[0][:, 16:])
+    for i in range(3):
+        places = [*kept[i].nonzero()[:, 0].tolist(), *range(16, 16 + texts)]
+        assert torch.equal(turned[1][:, i], turned[0][:, places]) and torch.equal(turned[3], turned[0])
+    assert torch.equal(outputs[2][:, :4].flatten(0, 1), maps[2][kept])
+    for i in range(3):
+        assert_close(network(x[i : i + 1], t[i : i + 1], cond.select([i])), whole[i : i + 1])
+    whole.square().mean().backward()
+    assert not without_gradient(network)
+
+
+def test_tokens_that_take_a_span_are_placed_and_see_as_without_routing():
+    """With nothing left out, all is as without routing; so it is without keys, where the share is another."""
+    network, x, t, cond = routed(route_share=0.01)
+    plain = replace(cond, routing_keys=None)
+    assert_close(network(x, t, cond), network(x, t, plain))
+    network, x, t, cond = routed()
+    other, *_ = routed(route_share=0.0, route_blocks=())
+    expected = other(x, t, plain)
+    assert torch.equal(network(x, t, plain), expected) and relative(network(x, t, cond), expected) > 1e-4
+
+
+def test_routing_saves_flops_by_the_share_of_the_blocks():
+    def flops(keys):
+        with torch.device("meta"):
+            config = replace(CONFIG, image_size=64, depth=12, route_share=0.5)
+            cond = Conditioning(routing_keys=keys and torch.empty(2, dtype=torch.int64))
+            x, t = torch.empty(2, 3, 64, 64), torch.empty(2)
+            return count_flops(Transformer(config), lambda network: network(x, t, cond))
+
+    assert 0.65 < flops(True) / flops(None) < 0.8  # half of the tokens in 6 of 12 blocks
 
 
 def test_an_upsampler_sees_its_input():
@@ -149,6 +208,11 @@ def test_separate_blocks_have_weights_of_their_own_for_text():
         ({"num_heads": 3}, "num_heads is 3, but must divide the 16 channels"),
         ({"network": "mixer"}, "network is 'mixer', but must be one of unet, transformer"),
         ({"depth": 0}, "depth is 0"),
+        ({"route_share": 1.0}, "route_share is 1, but"),
+        ({"route_share": 0.5}, "route_blocks is '?2,-1'?, but must be two increasing numbers below depth .3."),
+        ({"route_share": 0.5, "route_blocks": (1, 3)}, "route_blocks is '?1,3"),
+        ({"route_share": 0.5, "route_blocks": (1, 1)}, "route_blocks is '?1,1"),
+        ({"route_blocks": (1,)}, "route_blocks is .*must have 2 values"),
     ],
 )
 def test_impossible_settings_are_refused(changed, message):

@@ -107,6 +107,25 @@ def test_dropout_keys_are_handed_to_the_network():
     assert len(set(first.tolist())) == 8 and not torch.equal(first, task.model.seen[-1].dropout_keys)
 
 
+def test_routing_keys_are_handed_to_the_network_in_training_until_an_update():
+    """One a sample, of its position alone; not in evaluation."""
+    task, batch = make_task(), make_batch(8)
+
+    def seen(draw):
+        task.losses(batch, draw)
+        return task.model.seen[-1].routing_keys
+
+    assert seen(draw_of(batch)) is None
+    task.routes = True
+    keys = seen(draw_of(batch))
+    assert len(set(keys.tolist())) == 8 and not torch.equal(keys, seen(Draw(1, batch.index)))
+    assert torch.equal(keys, seen(draw_of(batch))) and not torch.equal(keys, task.model.seen[-1].dropout_keys)
+    task.routed_until = 16
+    assert seen(Draw(0, batch.index + 8)) is not None and seen(Draw(0, batch.index + 16)) is None
+    task.held_out(batch, draw_of(batch))
+    assert all(cond.routing_keys is None for cond in task.model.seen[-2:])
+
+
 def test_loss_aware_timesteps_observe_and_survive_a_checkpoint():
     task, batch = make_task(schedule_sampler="loss-second-moment", caption_dropout=0.5), make_batch(64)
     for step in range(40):
