@@ -126,7 +126,8 @@ class DenoiserConfig(UNetConfig):
 
     @property
     def divisor(self) -> int:
-        return self.patch_size if self.is_transformer else super().divisor
+        levels = 1 if self.is_transformer else self.levels
+        return self.patch_size * 2 ** (levels - 1)  # not the property of super(), which torch.compile cannot trace
 
     def check_size(self, height: int, width: int) -> None:
         if not self.is_transformer:
