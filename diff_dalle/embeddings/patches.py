@@ -76,11 +76,13 @@ def open_encoder(path: str, device: torch.device, setting: str, image_size: int,
     state = read_safetensors(path)[0] if path.endswith(WEIGHTS) else read_archive(path, values=True)[0]
     if Dinov2.fits(state):
         dino = _dinov2(state, path, device)
-        return PatchEncoder(dino, _checked(size or USUAL_GRID * dino.patch, dino.patch, path), dino.patch, square=False)
+        return PatchEncoder(
+            dino, _checked(size or USUAL_GRID * dino.patch, dino.patch, path, setting), dino.patch, square=False
+        )
     network: Any = open_networks(path, KINDS)[0].load(device)
     if isinstance(network, SemanticAutoencoder):
         stride = network.config.stride
-        return PatchEncoder(network, _checked(size or image_size, stride, path), stride, square=False)
+        return PatchEncoder(network, _checked(size or image_size, stride, path, setting), stride, square=False)
     assert isinstance(network, (NoisedClip, VitClip))
     if size:
         own = f"{path} takes images of {quantity(network.config.image_size, 'pixel')} alone"
@@ -88,10 +90,11 @@ def open_encoder(path: str, device: torch.device, setting: str, image_size: int,
     return PatchEncoder(network, network.config.image_size, network.config.image_size, square=True)
 
 
-def _checked(size: int, patch: int, path: str) -> int:
+def _checked(size: int, patch: int, path: str, setting: str) -> int:
     if size < patch:
         rule = f"images of {size} pixels are smaller than one patch of {path}, which has {patch}"
-        raise InputError(f"{rule}: set {named('alignment_image_size')} to at least that, or give another encoder")
+        larger = f"set {named('alignment_image_size')} to at least that, or " if setting == "alignment_path" else ""
+        raise InputError(f"{rule}: {larger}give another encoder as {named(setting)}")
     return size
 
 

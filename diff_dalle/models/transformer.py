@@ -285,7 +285,7 @@ class TransformerTrunk(Embedded):
 class Transformer(nn.Module):
     """A transformer on patches with text tokens joined, a denoiser whose output is 0 at initialization.
 
-    RMS norms, queries and keys with norms, rotary positions of rows and columns, SwiGLU (Li & He 2025, JiT, §4.3).
+    RMS norms, queries and keys with norms, rotary positions of rows and columns, SwiGLU (Li & He 2025, JiT).
     Arguments: see ``UNetEncoder``.
     """
 

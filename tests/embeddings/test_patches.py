@@ -64,6 +64,8 @@ def test_what_is_no_dinov2_is_named(tmp_path):
         opened(save(tmp_path, {"pos_embed": torch.zeros(1, 10, 8), **narrow}))
     with refused("images of 3 pixels are smaller than one patch of .*dino.pth, which has 4.*alignment_image_size"):
         opened(save(tmp_path, state), size=3)
+    with refused("which has 4: give another encoder as perceptual_path"):
+        open_encoder(save(tmp_path, state), CPU, "perceptual_path", 16, size=3)
     with refused("holds a generator, but a classifier, a vit_clip or a semantic is required"):
         opened(make_file(tmp_path))
 
