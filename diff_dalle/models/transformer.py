@@ -48,13 +48,6 @@ class DenoiserConfig(UNetConfig):
         least=0,
         needs=IN_TRANSFORMER,
     )
-    output_conv: int = option(
-        0,
-        "channels per pixel of which a 3×3 convolution makes the transformer's output, across the edges of patches; "
-        "0 = a linear layer makes it, patch by patch",
-        least=0,
-        needs=IN_TRANSFORMER,
-    )
     position_patches: int = option(
         0,
         "patches along a side at which the transformer's positions were trained: those of images of other sizes are "
@@ -289,7 +282,7 @@ class Transformer(nn.Module):
     Arguments: see ``UNetEncoder``.
     """
 
-    full_precision = ("out_modulation", "out", "out_conv")  # see ``cast_weights``
+    full_precision = ("out_modulation", "out", "pixel_conv")  # see ``cast_weights``
 
     def __init__(
         self,
@@ -306,8 +299,8 @@ class Transformer(nn.Module):
         width, channels = config.num_channels, config.output_conv
         self.out_modulation = zero_init(nn.Linear(config.emb_width, 2 * width))
         self.out = nn.Linear(width, (channels or out_channels) * config.patch_size**2)
-        self.out_conv = zero_init(nn.Conv2d(channels, out_channels, 3, padding=1)) if channels else None
-        if self.out_conv is None:
+        self.pixel_conv = zero_init(nn.Conv2d(channels, out_channels, 3, padding=1)) if channels else None
+        if self.pixel_conv is None:
             zero_init(self.out)
         number_dropouts(self)
 
@@ -324,4 +317,4 @@ class Transformer(nn.Module):
             scale, shift = self.out_modulation(emb)[:, None].chunk(2, -1)
             out = self.out(modulated_norm(to_tokens(h).float(), scale, shift))
             out = F.pixel_shuffle(to_image(out, size), self.config.patch_size)
-            return out if self.out_conv is None else self.out_conv(F.silu(out))
+            return out if self.pixel_conv is None else self.pixel_conv(F.silu(out))

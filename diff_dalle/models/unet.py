@@ -91,6 +91,12 @@ class UNetConfig:
     patch_size: int = option(
         1, "patch size in pixels: space-to-depth at the input, depth-to-space at the output", least=1
     )
+    output_conv: int = option(
+        0,
+        "channels per pixel of which a 3×3 convolution makes the output, across the edges of patches; 0 = the pixels "
+        "of a patch are made side by side",
+        least=0,
+    )
 
     def faults(self) -> Iterator[Fault]:
         for mult in self.mults:
@@ -302,7 +308,7 @@ class UNetEncoder(Embedded):
 class UNet(nn.Module):
     """The full U-Net, a denoiser whose output is 0 at initialization. Arguments: see ``UNetEncoder``."""
 
-    full_precision = ("out_conv",)  # see ``cast_weights``
+    full_precision = ("out_conv", "pixel_conv")  # see ``cast_weights``
     middle_block = "encoder.middle"  # a dotted name; see ``tasks.alignment``
 
     def __init__(
@@ -329,7 +335,11 @@ class UNet(nn.Module):
                     layers.append(build.resample(Upsample, channels))
                 self.output_blocks.append(Layers(layers))
         self.out_norm = GroupNorm32(channels)
-        self.out_conv = zero_init(nn.Conv2d(channels, out_channels * config.patch_size**2, 3, padding=1))
+        pixel_channels = config.output_conv
+        self.out_conv = nn.Conv2d(channels, (pixel_channels or out_channels) * config.patch_size**2, 3, padding=1)
+        self.pixel_conv = zero_init(nn.Conv2d(pixel_channels, out_channels, 3, padding=1)) if pixel_channels else None
+        if self.pixel_conv is None:
+            zero_init(self.out_conv)
         number_dropouts(self)
 
     def forward(
@@ -347,7 +357,8 @@ class UNet(nn.Module):
             h = block(h, emb, cond, skips.pop())
         with autocast_disabled(h.device):  # at low noise the prediction needs full precision
             h = self.out_conv(self.out_norm(h.float(), silu=True))
-            return F.pixel_shuffle(h, self.config.patch_size)
+            out = F.pixel_shuffle(h, self.config.patch_size)
+            return out if self.pixel_conv is None else self.pixel_conv(F.silu(out))
 
 
 def _added(maps: Sequence[Tensor], control: Sequence[Tensor | None]) -> list[Tensor]:

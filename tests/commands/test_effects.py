@@ -73,7 +73,6 @@ CASES = [
             "depth 6",
             "separate_blocks 1",
             "patch_channels 8",
-            "output_conv 8",
             "position_patches 8",
             "route_share 0.5",
         )

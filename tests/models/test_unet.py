@@ -5,6 +5,8 @@ import pytest
 import torch
 from network_making import UNET, captions, make_generator, noisy, randomize, relative, without_gradient
 from refusing import refused
+from torch.nn import functional as F
+from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.models.attention import AttentionBlock, CrossAttention, SelfAttention
@@ -33,6 +35,7 @@ OTHER = {
     "num_classes": 5,
     "text_attention": "joint",
     "patch_size": 2,
+    "output_conv": 4,
 }
 
 
@@ -107,7 +110,17 @@ def test_the_encoder_half_is_the_same_network():
 
 def test_the_output_is_zero_at_initialization():
     x, t = noisy()
-    assert not UNet(UNET, out_channels=6)(x, t).any()
+    for config in (UNET, replace(UNET, patch_size=2, output_conv=4)):
+        assert not UNet(config, out_channels=6)(x, t).any()
+
+
+def test_the_output_convolution_sees_across_the_edges_of_patches():
+    """The output is a 3×3 convolution of SiLU of the patches' channels, side by side."""
+    network, seen = randomize(UNet(replace(UNET, patch_size=4, output_conv=5))), []
+    network.out_conv.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    out = network(*noisy())
+    pixels = seen[0].unflatten(1, (5, 4, 4)).permute(0, 1, 4, 2, 5, 3).reshape(3, 5, 16, 16)
+    assert_close(out, F.conv2d(pixels * pixels.sigmoid(), network.pixel_conv.weight, network.pixel_conv.bias, padding=1))
 
 
 def test_classes_and_the_null_class_differ():
