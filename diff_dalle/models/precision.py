@@ -34,8 +34,8 @@ def has_fast_bf16() -> bool:
     False with torch versions that cannot tell.
 
     Time in bf16 over that in fp32, measured on one thread, for a U-Net of 64 channels at 64 pixels and for training
-    with the preset shapes_32: Intel Xeon with AMX 0.53 and 0.63, AMD EPYC 0.65 and 0.81, but Intel Xeon with
-    avx512_bf16 alone 1.40 and 1.35.
+    with the preset shapes_32 on patches of 2: Intel Xeon with AMX 0.53 and 0.63, AMD EPYC 0.65 and 0.81, but Intel
+    Xeon with avx512_bf16 alone 1.40 and 1.35.
     """
     capabilities: dict = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(
