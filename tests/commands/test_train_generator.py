@@ -200,6 +200,27 @@ def test_an_interrupted_upsampler_continues_exactly(tmp_path, network):
     assert all(np.isfinite(losses(tmp_path / "whole", f"held_out/{name}")[2]) for name in measures)
 
 
+def test_resolution_in_stages(tmp_path):
+    """A run at twice the size starts from the first run's weights, at more noise, and continues exactly."""
+    world = tmp_path / "world"
+    write_shapes(ShapesConfig(image_size=16, train_samples=32, val_samples=16, samples_per_shard=16), str(world))
+    network = {**TRANSFORMER, "position_patches": 2, "noise_schedule": "flow", "prediction": "x_start", "lr": 1e-4}
+    off = {"route_share": 0, "route_blocks": None, "diffusion_steps": None}
+    flags = {**network, **off, "batch_size": 8, "save_interval": 1, "num_workers": 0}
+    train(tmp_path / "first", world / "train", image_size=8, iterations=1, **flags)
+    start = tmp_path / "first" / "model000001.pt"
+    larger = {**flags, "image_size": 16, "flow_shift": 2, "init_checkpoint": start}
+    for name, iterations in (("whole", 2), ("parts", 1), ("parts", 2)):
+        train(tmp_path / name, world / "train", iterations=iterations, **larger)
+    whole, parts = hashes(tmp_path / "whole"), hashes(tmp_path / "parts")
+    assert {name: whole[name] for name in whole if "000002" in name} == {
+        name: parts[name] for name in parts if "000002" in name
+    }
+    before, after = (torch.load(file, weights_only=True) for file in (start, tmp_path / "parts" / "model000001.pt"))
+    moved = [(after["state"][name] - value).abs().max() for name, value in before["state"].items()]
+    assert 0 < max(moved) < 1.01e-4  # one step of AdamW
+
+
 # -------------------------------------------------------------------------------------------------------- aspect ratios
 
 

@@ -239,7 +239,9 @@ def test_norms_and_modulation_stay_in_full_precision():
     parts = parts_of(network, torch.bfloat16)
     spared = {id(p) for module in parts.full for p in module.parameters(recurse=False)}
     for name, parameter in network.denoiser.named_parameters():
-        expected = "_norm." in name or "modulation" in name or "time_emb" in name or name.startswith(("out", "pixel_conv"))
+        expected = (
+            "_norm." in name or "modulation" in name or "time_emb" in name or name.startswith(("out", "pixel_conv"))
+        )
         assert (id(parameter) in spared) == (expected or "text_emb" in name), name
     assert len(parts.blocks) == 3 + TEXT.enc_depth
 

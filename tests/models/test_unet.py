@@ -120,7 +120,9 @@ def test_the_output_convolution_sees_across_the_edges_of_patches():
     network.out_conv.register_forward_hook(lambda module, inputs, output: seen.append(output))
     out = network(*noisy())
     pixels = seen[0].unflatten(1, (5, 4, 4)).permute(0, 1, 4, 2, 5, 3).reshape(3, 5, 16, 16)
-    assert_close(out, F.conv2d(pixels * pixels.sigmoid(), network.pixel_conv.weight, network.pixel_conv.bias, padding=1))
+    assert_close(
+        out, F.conv2d(pixels * pixels.sigmoid(), network.pixel_conv.weight, network.pixel_conv.bias, padding=1)
+    )
 
 
 def test_classes_and_the_null_class_differ():

@@ -257,7 +257,13 @@ def check_no_class(network: nn.Module, path: str) -> None:
 
 
 #: What networks in a layout have, and what those with a text encoder have.
-_PLAIN: dict[str, Any] = {"network": "unet", "patch_size": 1, "output_conv": 0, "low_res_skip": False, "low_res_levels": False}
+_PLAIN: dict[str, Any] = {
+    "network": "unet",
+    "patch_size": 1,
+    "output_conv": 0,
+    "low_res_skip": False,
+    "low_res_levels": False,
+}
 _GUIDED_TEXT: dict[str, Any] = {"text_attention": "joint", "text_padding": ("learned", "end"), "enc_conv": 0}
 _ORIGINAL_TEXT: dict[str, Any] = {
     "text_attention": "cross",
