@@ -26,7 +26,7 @@ from diff_dalle.text.tokenizer import Tokenizer
 
 BATCH_SIZE, LR, BETAS, WEIGHT_DECAY, GRAD_CLIP = 16, 1e-4, (0.9, 0.999), 1e-2, 1.0
 WARMUP_STEPS, SAMPLING_STEPS = 500, 20
-# Of the network's levels; one residual block each. With these it has about as many parameters as shapes_32 on patches of 2.
+# Of the network's levels; one residual block each. With these it has about as many parameters as our first recipe.
 WIDTHS = (32, 64, 128)
 # Channels of an attention head: 40 in the default network's first level, the nearest divisor here. Its default number
 # of heads, 8, would give heads of 4 channels, and steps that take 2.6 times as long.
