@@ -53,7 +53,6 @@ RECIPES = {
         *("--lr", "7e-4", "--lr_anneal_steps", "730", "--iterations", "680"),
     ),
     "shapes_32": ("--preset", "shapes_32"),
-    "shapes_32_transformer": ("--preset", "shapes_32_transformer"),
 }
 Level = tuple[str, float]
 # Scores of ShapeEval to reach; with all of them, in points of one side, it has finished.
