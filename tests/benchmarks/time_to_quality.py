@@ -49,10 +49,15 @@ FLAGS = ("--num_workers", "0", "--sample_interval", "0")
 RECIPES = {
     "patches of 2": (
         *("--preset", "shapes_32", "--patch_size", "2", "--output_conv", "0", "--channel_mult", "1,2"),
-        *("--attention_resolutions", "8", "--text_attention", "cross", "--enc_depth", "2"),
-        *("--lr", "7e-4", "--lr_anneal_steps", "730", "--iterations", "680"),
+        *("--attention_resolutions", "8", "--schedule_sampler", "uniform", "--lr", "7e-4"),
+        *("--iterations", "680", "--lr_anneal_steps", "730"),
     ),
     "shapes_32": ("--preset", "shapes_32"),
+    "narrower": (
+        *("--preset", "shapes_32", "--channel_mult", "1,1.5", "--attention_resolutions", "4", "--enc_depth", "1"),
+        *("--text_attention", "joint", "--schedule_sampler", "uniform", "--lr", "3e-3"),
+        *("--iterations", "620", "--lr_anneal_steps", "840"),
+    ),
 }
 Level = tuple[str, float]
 # Scores of ShapeEval to reach; with all of them, in points of one side, it has finished.
