@@ -223,7 +223,7 @@ def test_all_sides_in_miniature(diffusers, capsys):
     assert "held-out pairs 0.85 | > " in comparison([*ours, peer]) and "diffusers: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", sorted(RECIPES.keys() - {"narrower"}))
 def test_parameters_are_alike(diffusers, run, name):
     full = parse(GeneratorRun, [*RECIPES[name], *FLAGS, "--data_dir", *run.data.data_dir])
     assert Peer(full, ALONE, "fp32").parameters == pytest.approx(Ours(name, full, ALONE).parameters, rel=0.1)
@@ -305,7 +305,8 @@ def test_the_peer_samples_what_its_network_predicts(diffusers, run, monkeypatch)
 
 
 def test_our_side_is_the_run(run):
-    ours = Ours("ours", replace(run, training=replace(run.training, iterations=2)), ALONE)
+    optim = replace(run.optim, warmup_steps=0, ema_rate=(0.5,))  # so that two steps can be seen in pixels
+    ours = Ours("ours", replace(run, optim=optim, training=replace(run.training, iterations=2)), ALONE)
     captions = [prompt.text for prompt in shape_prompts(2, config=SHAPES, tasks=("attributes",))]
     start = ours.sample(captions, seed=3)
     ours.step()
