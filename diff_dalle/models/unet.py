@@ -93,8 +93,8 @@ class UNetConfig:
     )
     output_conv: int = option(
         0,
-        "channels per pixel of which a 3×3 convolution makes the output, across the edges of patches; 0 = the pixels "
-        "of a patch are made side by side",
+        "channels per pixel of a last 3×3 convolution, which crosses the edges of patches, against seams; 0 = no such "
+        "layer",
         least=0,
     )
 

@@ -213,9 +213,8 @@ def test_resolution_in_stages(tmp_path):
     for name, iterations in (("whole", 2), ("parts", 1), ("parts", 2)):
         train(tmp_path / name, world / "train", iterations=iterations, **larger)
     whole, parts = hashes(tmp_path / "whole"), hashes(tmp_path / "parts")
-    assert {name: whole[name] for name in whole if "000002" in name} == {
-        name: parts[name] for name in parts if "000002" in name
-    }
+    latest = [name for name in whole if "000002" in name]
+    assert len(latest) == 3 and all(whole[name] == parts[name] for name in latest)
     before, after = (torch.load(file, weights_only=True) for file in (start, tmp_path / "parts" / "model000001.pt"))
     moved = [(after["state"][name] - value).abs().max() for name, value in before["state"].items()]
     assert 0 < max(moved) < 1.01e-4  # one step of AdamW
