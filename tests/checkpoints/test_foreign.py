@@ -1,19 +1,23 @@
 """Checkpoints of Improved Diffusion, Guided-Diffusion and GLIDE: what they compute here and there."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
-from network_making import relative
+from network_making import UNET, relative
 from others import Other
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.checkpoint import load_file, load_weights
-from diff_dalle.checkpoints.foreign.reading import content_of, recognize, state_of
+from diff_dalle.checkpoints.foreign.reading import check_layout, content_of, recognize, state_of
 from diff_dalle.checkpoints.foreign.structure import RELEASES, Structure, TextStructure, find_release, structure_of
 from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.config import InputError
 from diff_dalle.diffusion.editing import known_part
+from diff_dalle.models.generator import GeneratorConfig
+from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.text_encoder import TextEncoderConfig
 
 SIZE = 16
 GIVEN = {"image_size": SIZE, "num_head_channels": 16, "noise_schedule": "cosine"}
@@ -262,3 +266,17 @@ def test_a_file_of_theirs_is_read_like_ours(tmp_path, monkeypatch):
         content = load_file(str(path))
         assert content["kind"] == "generator" and content["config"]["denoising"]["caption_dropout"] == 0
         assert torch.equal(content["state"]["unet.out_conv.weight"], other.state["out.2.weight"])
+
+
+@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value"), [("network", "transformer"), ("patch_size", 2), ("output_conv", 4), ("low_res_skip", True)]
+)
+def test_what_a_layout_cannot_hold_is_refused(name, value, original):
+    text = TextEncoderConfig(enc_attn_dim=0)
+    config = GeneratorConfig(UNET, text, LowResConfig(small_size=8, low_res_levels=False))
+    check_layout(config, "a.pt", original)
+    section = "low_res" if name == "low_res_skip" else "unet"
+    changed = replace(config, **{section: replace(getattr(config, section), **{name: value})})
+    with pytest.raises(InputError, match=f"a.pt has {name} {value}, which networks of .* cannot have"):
+        check_layout(changed, "a.pt", original)

@@ -14,6 +14,7 @@ from diff_dalle.models.dropout import Dropout
 from diff_dalle.models.layers import ResBlock
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.unet import UNet, UNetConfig, UNetEncoder
+from diff_dalle.models.units import parts_of
 
 PUBLISHED = {"attention_resolutions": (32, 16, 8), "resblock_updown": True}
 
@@ -112,6 +113,13 @@ def test_the_output_is_zero_at_initialization():
     x, t = noisy()
     for config in (UNET, replace(UNET, patch_size=2, output_conv=4)):
         assert not UNet(config, out_channels=6)(x, t).any()
+
+
+def test_the_output_layers_stay_in_full_precision():
+    network = make_generator(patch_size=2, output_conv=4)
+    spared = {id(p) for module in parts_of(network, torch.bfloat16).full for p in module.parameters(recurse=False)}
+    for layer in (network.denoiser.out_conv, network.denoiser.pixel_conv):
+        assert all(id(parameter) in spared for parameter in layer.parameters())
 
 
 def test_the_output_convolution_sees_across_the_edges_of_patches():
