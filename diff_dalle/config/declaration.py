@@ -59,7 +59,7 @@ def option(
     choices: Collection[str] = (),
     free: bool = False,
     was: Sequence[str] = (),
-    needs: Sequence[str] = (),
+    needs: Sequence[str] | Sequence[Sequence[str]] = (),
     required: bool = False,
     keyed: str = "",
     lone: bool = False,
@@ -80,8 +80,8 @@ def option(
              that of training/README.md.
     was:     earlier names, still accepted in flags, files and checkpoints.
     needs:   the name of another setting, and the values of it with which this one has an effect, no value = any but
-             0, False and none. A flag without effect is refused, unless it turns something off; in files, which may be
-             complete dumps, it is allowed.
+             0, False and none; or several of these, which are all needed. A flag without effect is refused, unless it
+             turns something off; in files, which may be complete dumps, it is allowed.
 
     A field of type ``tuple[SomeConfig, ...]`` is a list of sections, one of type ``SomeConfig | None`` a section that
     may be missing: set in a file or by ``--set``, not by a flag.
@@ -168,8 +168,10 @@ def faults_of(check: Callable[[], object], setting: str = "") -> Iterator[Fault]
             yield fault if fault.setting else fault.below(path_of(setting))
 
 
-def _all(needs: Sequence[str]) -> Needs:
-    return (tuple(needs),) if needs else ()
+def _all(needs: Sequence[str] | Sequence[Sequence[str]]) -> Needs:
+    """Of one need, or of several."""
+    one = [need for need in needs if isinstance(need, str)]
+    return (tuple(one),) if one else tuple(tuple(need) for need in needs)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class UNetConfig:
     conv_resample: bool = option(
         True,
         "learned convolutions for up- and downsampling; no effect with resblock_updown",
-        needs=("resblock_updown", "False"),
+        needs=(IN_UNET, ("resblock_updown", "False")),
     )
     dropout: float = option(0.0, "dropout rate in residual blocks", least=0, below=1)
     use_checkpoint: bool = option(

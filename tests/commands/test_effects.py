@@ -96,6 +96,7 @@ CASES = [
             "num_heads_upsample 2",
             "use_scale_shift_norm True",
             "resblock_updown True",
+            "conv_resample True",
             "text_attention joint",
         )
     ),
@@ -201,6 +202,7 @@ CASES = [
     (EvaluateRun, "--num_samples 4", SHAPES, SHARDS, "data_dir is none"),
     (EvaluateRun, "--caption_field json:a", SHAPES, SHARDS, "data_dir is none"),
     (EvaluateRun, "--lpips_weights a.pth", f"{SHARDS} --metrics fid", f"{SHARDS} --metrics fid,lpips", "to lpips"),
+    (EvaluateRun, "--judge_path j.pt", SHAPES, "--model_path m.pt --emoji_dir e", "emoji_dir is"),
     (EvaluateRun, "--clip_path c.pt", SHAPES, "--shapes_dir s --decoder_path d.pt", "decoder_path is none"),
     *(
         (SampleRun, "--accept_changed_base", "--model_path a.pt", f"--model_path a.pt {flags}", "are none: set one")
