@@ -24,7 +24,7 @@ from ..distributed.world import World
 from ..embeddings.contract import Clip
 from ..images.pixels import from_uint8, to_uint8
 from ..randomness import random_uniform
-from ..sampling.classifier import Classifier
+from ..sampling.classifier import Classifier, Guide, load_guide
 from ..sampling.control import Control
 from ..sampling.embedded import DecoderClip
 from ..sampling.lora import of_guides
@@ -111,9 +111,13 @@ class Context:
 
     @property
     def classifier(self) -> Classifier:
-        if not isinstance(self._classifier, Classifier):  # evaluators that use it declare the need of one
-            raise InputError("the classifier tells classes apart, but only a noised CLIP can score captions: give one")
-        return self._classifier
+        return _noised_clip(self._classifier)  # evaluators that use it declare the need of one
+
+    @cached_property
+    def judge(self) -> Classifier:
+        """What finds names in pictures: that of judge_path, or the classifier."""
+        path = self.settings.judge_path
+        return _noised_clip(load_guide(path, self.world.device, self.settings.precision)) if path else self.classifier
 
     @property
     def base(self) -> Pipeline:
@@ -347,3 +351,10 @@ class Context:
 def renders_of(prompts: Sequence[ShapePrompt], size: int | tuple[int, int]) -> np.ndarray:
     """Real images of ShapeEval prompts: uint8 [N, height, width, 3]."""
     return np.stack([render(prompt.scene, size) for prompt in prompts])
+
+
+def _noised_clip(guide: Guide | None) -> Classifier:
+    """InputError for what is none."""
+    if not isinstance(guide, Classifier):
+        raise InputError("the classifier tells classes apart, but only a noised CLIP can score captions: give one")
+    return guide

@@ -19,8 +19,8 @@ from .context import Context
 
 EXPLANATION = """
 *Skin tone*: of emoji with one, whether the sample's pixels show that of the caption, where those of the true picture
-do. *Name*: whether a noised CLIP, which has not seen these emoji either, finds the sample's caption among {candidates}
-captions of held-out emoji. *Name of true pictures*: the same of the font's own. 95 % Wilson intervals.
+do. *Name*: whether a noised CLIP finds the sample's caption among {candidates} captions of held-out emoji. *Name
+of true pictures*: the same of the font's own, which samples can hardly exceed. 95 % Wilson intervals.
 
 *Distance*: the median RMS distance, in levels of 255, of a sample to the most similar training picture, and of the true
 picture to it: a copy has 0. Many emoji differ from others by their skin tone or a detail only.
@@ -30,7 +30,7 @@ EXAMPLES = 24  # emoji in the grid of a split
 
 def emoji_world(context: Context) -> Report:
     training, *held_out = SPLITS
-    folder, size = context.settings.emoji_dir, context.base.image_size
+    folder, size, judge = context.settings.emoji_dir, context.pipeline.image_size, context.judge
     known, pictures = read_emoji(folder, training)
     pictures = _at_size(pictures, size)
     toned = [i for i, each in enumerate(known) if len(each.tones) == 1]
@@ -40,9 +40,10 @@ def emoji_world(context: Context) -> Report:
     scores, rows, examples = dict[str, Any](), list[list[object]](), list[Section]()
     for split, (emoji, true) in splits.items():
         true, names = _at_size(true, size), [each.name for each in emoji]
-        samples = context.sample(names, context.default_guidance)[0]
-        texts = context.classifier.encode_text(names).cpu().numpy()
-        found, real = (context.classifier.encode_image(each).cpu().numpy() for each in (samples, true))
+        samples = context.sample(names, context.default_guidance, all_stages=True)[-1]
+        texts = judge.encode_text(names).cpu().numpy()
+        seen = (_at_size(each, judge.image_size) for each in (samples, true))
+        found, real = (judge.encode_image(each).cpu().numpy() for each in seen)
         closest, distance = most_similar(samples, pictures)
         shares: dict[str, Share] = {
             "tone": tone_share(emoji, samples, true, palette),

@@ -39,6 +39,12 @@ class EvaluateConfig:
     emoji_dir: str = option(
         "", "folder of the emoji world of the training data: samples of what it holds out are scored"
     )
+    judge_path: str = option(
+        "",
+        "checkpoint of a noised CLIP that finds the names of emoji in samples, and may have been trained on those held "
+        "out; empty = the classifier",
+        needs=("emoji_dir",),
+    )
     data_dir: tuple[str, ...] = option(
         (),
         "captioned shards, instead of shapes_dir: samples of their captions are scored by the classifier; empty with "
@@ -159,11 +165,13 @@ class EvaluateInputs:
             return
         if self.upsamplers != UpsamplersConfig() and not upsamplers:
             yield Fault("", f"settings of upsamplers are given, but no upsamplers: set {upsamplers_flag}")
-        scored = self.classifier.classifier_path or self.evaluation.feature_network
-        if self.evaluation.captioned and model and not scored:
-            needed = f"{named('classifier_path')} or {named('feature_network')}"
+        evaluation = self.evaluation
+        scored = self.classifier.classifier_path or evaluation.feature_network or evaluation.judge_path
+        if evaluation.captioned and model and not scored:
+            other = "feature_network" if evaluation.data_dir else "judge_path"
+            needed = f"{named('classifier_path')} or {named(other)}"
             rule = f"needs {needed}: without a shapes world, a network scores the samples"
-            yield Fault(f"evaluation.{'data_dir' if self.evaluation.data_dir else 'emoji_dir'}", rule)
+            yield Fault(f"evaluation.{'data_dir' if evaluation.data_dir else 'emoji_dir'}", rule)
 
     def _recorded(self, what: str, has_features: bool = False) -> Iterator[Fault]:
         """What samples as its checkpoints say, but for its own settings. has_features: its samples are compared with

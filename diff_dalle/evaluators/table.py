@@ -45,6 +45,11 @@ FEATURES = Need(
     lambda run: run.classifier.classifier_path or run.evaluation.feature_network,
 )
 CLASSIFIER = Need("a noised CLIP", "--classifier_path", lambda run: run.classifier.classifier_path)
+JUDGE = Need(
+    "a noised CLIP",
+    "--classifier_path or --judge_path",
+    lambda run: run.evaluation.judge_path or run.classifier.classifier_path,
+)
 SHAPES_WORLD = Need("a shapes world", "--shapes_dir", lambda run: run.evaluation.shapes_dir)
 EMOJI_WORLD = Need("an emoji world", "--emoji_dir", lambda run: run.evaluation.emoji_dir)
 CAPTIONED_DATA = Need("captioned shards", "--data_dir", lambda run: run.evaluation.captioned)
@@ -79,7 +84,7 @@ def training_curves(context: Context) -> Report:
 
 EVALUATORS: dict[str, Evaluator] = {
     "shapes": Evaluator(samples, (BASE, SHAPES_WORLD)),
-    "emoji": Evaluator(emoji_world, (BASE, CLASSIFIER, EMOJI_WORLD)),
+    "emoji": Evaluator(emoji_world, (BASE, JUDGE, EMOJI_WORLD)),
     "captions": Evaluator(real_images, (BASE, CLASSIFIER, CAPTIONED_DATA)),
     "guidance": Evaluator(guidance, (BASE, CLASSIFIER), plots=True),
     "similarity": Evaluator(similarity, (BASE, CLASSIFIER, CAPTIONED_DATA)),

@@ -14,6 +14,7 @@ from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluators.context import Context
+from diff_dalle.sampling.classifier import Classifier
 from diff_dalle.worlds.emoji.font import square_of
 from diff_dalle.worlds.emoji.world import EmojiConfig, read_emoji, write_emoji
 
@@ -63,6 +64,26 @@ def test_what_is_held_out_is_scored(flags, tmp_path, monkeypatch):
         assert found["distance"] == found["true_distance"] == scores[split]["true_distance"]
 
 
+def test_names_are_found_by_a_judge_of_another_size(flags, tmp_path, monkeypatch):
+    """It sees samples and true pictures at its own size, and no classifier is needed."""
+    (tmp_path / "other").mkdir()
+    judge = make_classifier_file(tmp_path / "other", image_size=32, classifier_attention_resolutions="16", **NOISE)
+    encode, seen = Classifier.encode_image, []
+
+    def encoded(self, images):
+        seen.append((self.image_size, images.shape[1:]))
+        return encode(self, images)
+
+    monkeypatch.setattr(Classifier, "encode_image", encoded)
+    without = [flag for flag in flags if "best.pt" not in flag and flag != "--classifier_path"]
+    for given, size in ((flags, 16), ([*without, "--judge_path", str(judge)], 32)):
+        seen.clear()
+        evaluation = Evaluation(parse(EvaluateRun, [*given, "--evaluators", "emoji"]), ALONE)
+        evaluation.run()
+        assert seen == [(size, (size, size, 3))] * 4
+        assert evaluation.report.scores["emoji"].keys() == {"names", "combinations"}
+
+
 def test_other_evaluators_take_the_held_out_names(flags):
     run = parse(EvaluateRun, [*flags, "--evaluators", "captions,retrieval"])
     evaluation = Evaluation(run, ALONE)
@@ -71,7 +92,7 @@ def test_other_evaluators_take_the_held_out_names(flags):
 
 
 def test_the_world_needs_a_classifier_and_no_other_captions(tmp_path):
-    with pytest.raises(InputError, match="--emoji_dir needs --classifier_path or --feature_network"):
+    with pytest.raises(InputError, match="--emoji_dir needs --classifier_path or --judge_path"):
         parse(EvaluateRun, ["--model_path", "base.pt", "--emoji_dir", str(tmp_path)])
     with pytest.raises(InputError, match="set either --shapes_dir or --data_dir, or --emoji_dir"):
         parse(EvaluateRun, ["--model_path", "base.pt", "--emoji_dir", str(tmp_path), "--shapes_dir", str(tmp_path)])
