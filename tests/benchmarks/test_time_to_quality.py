@@ -1,5 +1,6 @@
 """The comparison of training times: its bookkeeping on made-up scores, and its sides in miniature."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +19,11 @@ from benchmarks.time_to_quality import (
     Course,
     Ours,
     Point,
+    Recipe,
     Rules,
     comparison,
     plot,
     race,
-    ratio,
     train_all,
 )
 from benchmarks.timing import TimingConfig, results
@@ -69,12 +70,23 @@ def test_levels_are_of_the_score_that_they_name():
 
 
 def test_the_ratio_is_bounded_where_a_level_is_not_reached():
-    reached, slow, never = course("a", 0.0, 1.0), course("b", 0.0, 0.0, 0.0, 1.0), course("c", 0.0, 0.1, 0.2, 0.2)
-    level = (ALL, 0.5)
-    assert ratio(reached, slow, level) == "0.43"  # 15 / 35
-    assert ratio(reached, never, level) == "< 0.38"  # 15 / 40
-    assert ratio(never, reached, level) == "> 2.67"  # 40 / 15
-    assert ratio(never, never, level) == "not reached"
+    courses = course("a", 0.0, 1.0), course("b", 0.0, 0.0, 0.0, 1.0), course("c", 0.0, 0.1, 0.2, 0.2)
+    (reached, slow, never), level = Recipe.of(courses), (ALL, 0.5)
+    assert reached.ratio(slow, level) == "0.43"  # 15 / 35
+    assert reached.ratio(never, level) == "< 0.38"  # 15 / 40
+    assert never.ratio(reached, level) == "> 2.67"  # 40 / 15
+    assert never.ratio(never, level) == "not reached"
+
+
+def test_seeds_of_a_recipe_are_one_column_of_medians_and_ranges():
+    fast, slow, never = course("a", 1.0), course("a", 0.0, 0.0, 1.0), course("a", 0.1, 0.2, 0.3, 0.4)
+    first, other = Recipe.of([fast, slow, never, course("b", 0.0, 1.0)])
+    assert first.to((ALL, 0.5)) == [(5.0, 2.5), (25.0, 12.5), (math.inf, math.inf)]
+    assert first.reached((ALL, 0.5)) == ["25 (5 to > 30)", "12 (2 to > 15)", "125 (25 to > 150)"]
+    assert other.ratio(first, (ALL, 0.5)) == "0.60" and first.last(ALL) == "1.00 (0.40–1.00)"
+    half = Recipe([slow, never])  # has not reached it
+    assert half.ratio(other, (ALL, 0.5)) == "> 2.67" and half.reached((ALL, 0.5))[0] == "> 40 (25 to > 40)"
+    assert "| 1.00 (0.40–1.00) | 1.00 (0.95–1.00) |" in comparison([fast, slow, never, course("b", 0.0, 1.0)])
 
 
 def test_table():
@@ -103,6 +115,8 @@ def test_plot_shows_a_score_with_intervals_and_its_levels(monkeypatch):
         "peer": [(10, 0.1, 0.05, pytest.approx(0.15))],
     }
     assert drawn[-1] == {"0.85": 0.85, "0.95": 0.95}
+    plot([course("seeds", 0.5, 0.6), course("seeds", 0.1, 0.3, 0.4), course("seeds", 0.9)], ALL)
+    assert drawn[4]["seeds"] == [(10, 0.5, 0.1, 0.9), (20, 0.6, 0.3, 0.9), (30, 0.6, 0.4, 0.9)]
 
 
 class Toy:
@@ -216,14 +230,14 @@ def test_all_sides_in_miniature(diffusers, capsys):
     flags = (*FLAGS, *TINY, "--iterations", "2")
     rules = Rules(slice_seconds=0.01, limit=1.0, prompts=2)
     recipes = {"first": RECIPES["shapes_32"], "other": (*RECIPES["shapes_32"], "--num_res_blocks", "2")}
-    *ours, peer = train_all(rules, SHAPES, recipes, flags, widths=(32, 32))
-    assert [(each.name, each.last.steps) for each in ours] == [("first", 2), ("other", 2)]
-    assert ours[0].parameters < ours[1].parameters
+    *ours, peer = train_all(rules, SHAPES, recipes, flags, widths=(32, 32), seeds=(0, 1))
+    assert [(each.name, each.last.steps) for each in ours] == [("first", 2)] * 2 + [("other", 2)] * 2
+    assert ours[0].parameters < ours[2].parameters
     assert peer.last.seconds >= ours[0].last.seconds and peer.precision in ("fp32", "bf16")
     assert "held-out pairs 0.85 | > " in comparison([*ours, peer]) and "diffusers: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES.keys() - {"narrower"}))
+@pytest.mark.parametrize("name", ["patches of 2", "shapes_32"])
 def test_parameters_are_alike(diffusers, run, name):
     full = parse(GeneratorRun, [*RECIPES[name], *FLAGS, "--data_dir", *run.data.data_dir])
     assert Peer(full, ALONE, "fp32").parameters == pytest.approx(Ours(name, full, ALONE).parameters, rel=0.1)

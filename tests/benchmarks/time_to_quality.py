@@ -4,16 +4,17 @@ example.
 All sides train on the same shards of the shapes world, on one thread of the same process, in alternating slices. Each
 slice is followed by scores of ShapeEval, of samples from the EMA weights. Only training counts, in CPU seconds, which
 other programs on the machine lengthen least. Our learning rates are annealed, so our scores are those of points along
-one schedule for each recipe; the peer's rate is constant.
+one schedule for each recipe; the peer's rate is constant. Each recipe of ours is trained with several seeds.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -58,7 +59,9 @@ RECIPES = {
         *("--text_attention", "joint", "--schedule_sampler", "uniform", "--lr", "3e-3"),
         *("--iterations", "620", "--lr_anneal_steps", "840"),
     ),
+    "shapes_32_transformer": ("--preset", "shapes_32_transformer"),
 }
+SEEDS = (0, 1, 2)  # of each recipe
 Level = tuple[str, float]
 # Scores of ShapeEval to reach; with all of them, in points of one side, it has finished.
 LEVELS: tuple[Level, ...] = (("all attributes", 0.85), ("all attributes", 0.95), ("held-out pairs", 0.85))
@@ -120,7 +123,7 @@ UNTRAINED = Point(0.0, 0, {})
 
 @dataclass
 class Course:
-    """A side, and its scores in order."""
+    """A side, and its scores in order. Those of a recipe with several seeds have one name."""
 
     name: str
     batch_size: int
@@ -135,6 +138,10 @@ class Course:
     @property
     def last(self) -> Point:
         return self.points[-1] if self.points else UNTRAINED
+
+    @property
+    def images_per_second(self) -> float:
+        return self.last.steps * self.batch_size / self.last.seconds
 
     @property
     def has_all(self) -> bool:
@@ -240,18 +247,21 @@ def train_all(
     recipes: Mapping[str, Sequence[str]] = RECIPES,
     flags: Sequence[str] = FLAGS,
     widths: Sequence[int] = WIDTHS,
+    seeds: Sequence[int] = SEEDS,
 ) -> list[Course]:
-    """The courses of our recipes and the peer. flags: of all our runs. widths: of the peer's levels."""
+    """The courses of our recipes, each with all seeds, and the peer. flags: of all our runs. widths: of the peer's
+    levels."""
     prompts = shape_prompts(rules.prompts, config=shapes, tasks=TASKS)
     reuse_freed_memory()  # as in every training command
     with tempfile.TemporaryDirectory(prefix="diff_dalle_benchmark_") as folder:
         print("rendering the shapes world", file=sys.stderr, flush=True)
         write_shapes(shapes, folder)
         data = ("--data_dir", str(Path(folder) / "train"))
-        runs = {name: parse(GeneratorRun, [*own, *flags, *data]) for name, own in recipes.items()}
-        first = next(iter(runs.values()))
+        named = [(name, ("--seed", str(seed), *own)) for name, own in recipes.items() for seed in seeds]
+        runs = [(name, parse(GeneratorRun, [*own, *flags, *data])) for name, own in named]
+        first = runs[0][1]
         precision = faster_precision(lambda name: Peer(first, ALONE, name, widths))
-        ours = [Ours(name, run, ALONE) for name, run in runs.items()]
+        ours = [Ours(name, run, ALONE) for name, run in runs]
         return race(ours, Peer(first, ALONE, precision, widths), lambda side: score(side, prompts), rules)
 
 
@@ -260,40 +270,95 @@ def _train_on_one_thread() -> list[Course]:
     return train_all(Rules(), ShapesConfig())
 
 
-def ratio(course: Course, first: Course, level: Level) -> str:
-    """course / first of the seconds to a level; what is known of it if a side did not reach the level."""
-    mine, theirs = course.crossing(level), first.crossing(level)
-    if mine is None:
-        return "not reached" if theirs is None else f"> {course.last.seconds / theirs[0]:.2f}"
-    return f"< {mine[0] / first.last.seconds:.2f}" if theirs is None else f"{mine[0] / theirs[0]:.2f}"
+class Recipe:
+    """What is said of a side's courses, one for each seed: medians and ranges."""
+
+    def __init__(self, courses: Sequence[Course]):
+        self.courses, self.name, self.seconds = courses, courses[0].name, _median(c.last.seconds for c in courses)
+
+    @classmethod
+    def of(cls, courses: Sequence[Course]) -> list[Recipe]:
+        """Of courses by name, in their order."""
+        return [cls([c for c in courses if c.name == name]) for name in dict.fromkeys(c.name for c in courses)]
+
+    def to(self, level: Level) -> list[tuple[float, float]]:
+        """(seconds, steps) of each course to the level, in ascending order; infinite if it was not reached."""
+        return sorted(course.crossing(level) or (math.inf, math.inf) for course in self.courses)
+
+    def median(self, level: Level) -> float:
+        """Seconds to the level."""
+        return _median(seconds for seconds, _ in self.to(level))
+
+    def ratio(self, first: Recipe, level: Level) -> str:
+        """Of the seconds to a level to those of the first; what is known of it if one of them did not reach it."""
+        mine, theirs = self.median(level), first.median(level)
+        if math.isinf(mine):
+            return "not reached" if math.isinf(theirs) else f"> {self.seconds / theirs:.2f}"
+        return f"< {mine / first.seconds:.2f}" if math.isinf(theirs) else f"{mine / theirs:.2f}"
+
+    def reached(self, level: Level) -> list[str]:
+        """Seconds, steps and images to a level."""
+        batch = self.courses[0].batch_size
+        lasts = sorted((course.last.seconds, course.last.steps) for course in self.courses)
+        cells = []
+        for column, unit in ((0, 1), (1, 1), (1, batch)):
+            found = [unit * each[column] for each in self.to(level)]
+            cells.append(_range(found, _median(unit * each[column] for each in lasts)))
+        return cells
+
+    def points(self) -> Iterator[list[Point]]:
+        """Of each slice, of all courses: the last one of those that have finished."""
+        for i in range(max(len(course.points) for course in self.courses)):
+            yield [course.points[min(i, len(course.points) - 1)] for course in self.courses]
+
+    def last(self, name: str) -> str:
+        """The last score: of one course with its interval, of several the median and the range."""
+        _, score, low, high = _at([course.last for course in self.courses], name)
+        return f"{score:.2f} ({low:.2f}–{high:.2f})"
 
 
-def _reached(course: Course, level: Level) -> list[str]:
-    """Seconds, steps and images to a level."""
-    crossed = course.crossing(level)
-    seconds, steps = crossed or (course.last.seconds, course.last.steps)
-    return [f"{'' if crossed else '> '}{value:,.0f}" for value in (seconds, steps, steps * course.batch_size)]
+def _median(values: Iterable[float]) -> float:
+    """The middle one, or the higher of two: a level that half of the courses reach has not been reached."""
+    return statistics.median_high(values)
+
+
+def _at(points: Sequence[Point], name: str) -> tuple[float, float, float, float]:
+    """Seconds, median score and range of points of one slice; of a single one its interval."""
+    seconds, scores = max(point.seconds for point in points), [point.score(name) for point in points]
+    row = points[0].rows[name]
+    low, high = (row.low, row.high) if len(points) == 1 else (min(scores), max(scores))
+    return seconds, _median(scores), low, high
+
+
+def _range(values: Sequence[float], end: float) -> str:
+    """Median and range of ascending values. end: what those that are infinite are beyond."""
+    low, middle, high = (_cell(value, end) for value in (values[0], _median(values), values[-1]))
+    return middle if len(values) == 1 else f"{middle} ({low} to {high})"
+
+
+def _cell(value: float, end: float) -> str:
+    return f"> {end:,.0f}" if math.isinf(value) else f"{value:,.0f}"
 
 
 def comparison(courses: Sequence[Course]) -> str:
-    """A column for each side, in Markdown. "> x": the level was not reached with x."""
-    first, *others = courses
-    rate = [f"{each.last.steps * each.batch_size / each.last.seconds:.0f}" for each in courses]
+    """A column for each side, in Markdown: of several seeds the median, and the range in brackets. "> x": the level was
+    not reached with x."""
+    recipes = Recipe.of(courses)
+    first, *others = recipes
     rows: list[list[object]] = [
-        ["parameters, M", *(f"{each.parameters / 1e6:.1f}" for each in courses)],
-        ["precision", *(each.precision for each in courses)],
-        ["images per step", *(each.batch_size for each in courses)],
-        ["images per second", *rate],
+        ["parameters, M", *(f"{each.courses[0].parameters / 1e6:.1f}" for each in recipes)],
+        ["precision", *(each.courses[0].precision for each in recipes)],
+        ["images per step", *(each.courses[0].batch_size for each in recipes)],
+        ["images per second", *(f"{_median(c.images_per_second for c in each.courses):.0f}" for each in recipes)],
     ]
     for level in LEVELS:
-        columns = [_reached(each, level) for each in courses]
+        columns = [each.reached(level) for each in recipes]
         for name, *cells in zip(("seconds", "steps", "images"), *columns, strict=True):
             rows.append([f"{name} to {_said(level)}", *cells])
-        rows.append([f"seconds / {first.name}", "", *(ratio(other, first, level) for other in others)])
+        rows.append([f"seconds / {first.name}", "", *(other.ratio(first, level) for other in others)])
     for name in dict.fromkeys(name for name, _ in LEVELS):
-        lasts = [each.last.rows[name] for each in courses]
-        rows.append([f"last {name}", *(f"{row.score:.2f} ({row.low:.2f}–{row.high:.2f})" for row in lasts)])
-    return markdown_table(["", *(each.name for each in courses)], rows)
+        rows.append([f"last {name}", *(each.last(name) for each in recipes)])
+    return markdown_table(["", *(each.name for each in recipes)], rows)
 
 
 def _said(level: Level) -> str:
@@ -301,11 +366,9 @@ def _said(level: Level) -> str:
 
 
 def plot(courses: Sequence[Course], name: str) -> Image.Image:
-    """A score and its intervals over seconds of training, and the levels. Raises MissingMatplotlib."""
-    series: dict[str, Sequence[tuple[float, ...]]] = {}
-    for each in courses:
-        found = [(point.seconds, point.rows[name]) for point in each.points]
-        series[each.name] = [(seconds, row.score, row.low, row.high) for seconds, row in found]
+    """A score over seconds of training, and the levels: of one course with its intervals, of several seeds the median
+    with the range. A seed that has finished keeps its last score. Raises MissingMatplotlib."""
+    series = {recipe.name: [_at(points, name) for points in recipe.points()] for recipe in Recipe.of(courses)}
     levels = {f"{value}": value for of, value in LEVELS if of == name}
     return line_plot(series, "training on one thread, CPU seconds", name, references=levels)
 
@@ -314,10 +377,10 @@ def tables() -> Iterator[str]:
     """The table, how the ratios compare with their target, the versions, and where the plots are."""
     require_matplotlib()
     courses = in_fresh_process(_train_on_one_thread)
-    first, *others = courses
+    first, *others = Recipe.of(courses)
     yield comparison(courses) + "\n"
     for other in others:
-        found = ", ".join(f"{ratio(other, first, level)} to {_said(level)}" for level in LEVELS)
+        found = ", ".join(f"{other.ratio(first, level)} to {_said(level)}" for level in LEVELS)
         yield f"seconds, {other.name} / {first.name}: {found}"
     yield f"target of a recipe: at most {TARGET:.2f}"
     yield ", ".join(f"{package} {version(package)}" for package in ("torch", "diffusers"))
