@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...worlds.emoji.font import find_font
+from ...worlds.emoji.world import SPLITS
 from .contract import Chapter, Demo
-from .networks import Network, Recipe, make_model
+from .networks import JUDGE, Network, Recipe, make_model
 
 PROMPTS = "woman astronaut dark skin tone|man astronaut light skin tone|cat with heart eyes|red heart|flag: Norway"
 #: Of the generator: three times the preset's steps, and all that an emoji may be called.
 LONGER = (
     'train_generator.py --preset emoji_32 --lr_anneal_steps 9100 --ema_rate 0.999 --caption_field ["json","captions"]'
+)
+#: Of the judge, of the size of upsampled images.
+LARGER = (
+    "train_classifier.py --preset emoji_32_classifier --image_size 64 --classifier_patch_size 4 "
+    "--classifier_channel_mult 2,2 --iterations 400"
 )
 MERGES = 1024  # of the names' vocabulary, most of whose words are its tokens
 CARD = {
@@ -30,10 +36,13 @@ CARD = {
 def run(demo: Demo) -> Path:
     find_font()  # now, not after the other chapters
     demo.run("prepare_data.py emoji --out_dir {home}/emoji --image_size 64")
-    data = (demo.home / "emoji" / "train", demo.home / "emoji" / "names")
+    splits = [demo.home / "emoji" / split for split in SPLITS]
+    data = splits[0], splits[1]
     networks = {
         "classifier": Network("train_classifier.py --preset emoji_32_classifier", data, 20),
         "upsampler": Network("train_generator.py --preset emoji_64_upsampler", data, 40, after=("classifier",)),
+        # It has seen what it finds in samples: one that has not finds held-out names in true pictures too seldom.
+        JUDGE: Network(LARGER, (",".join(map(str, splits)), splits[1]), 20, after=("upsampler",)),
         "generator": Network(LONGER, data, 40, 9000),
     }
     sampling = "--steps 20 --upsampler_steps 4"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .contract import Demo, Job
 
-#: The flag that takes each network of a model, the one that it is known for first.
+#: The flag of sample.py, evaluate.py and share.py that takes each network of a model.
 FLAGS = {"generator": "--model_path", "upsampler": "--upsampler_paths", "classifier": "--classifier_path"}
+JUDGE = "judge"  # a network that only scores
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,14 @@ class Network:
     """How one of them is trained.
 
     command: with a preset and flags of its own.
-    data:    folders with its shards for training and held-out loss.
+    data:    folders with its shards for training, with commas between them, and for held-out loss.
     quick:   iterations of the quick demo; iterations: otherwise, None = the preset's.
     after:   the networks that are trained before it.
     first:   a folder with shards to begin on, and for how many steps; it goes on when all others have been trained.
     """
 
     command: str
-    data: tuple[Path, Path]
+    data: tuple[Path | str, Path]
     quick: int
     iterations: int | None = None
     after: tuple[str, ...] = ()
@@ -70,7 +71,7 @@ def trained_file(logdir: Path) -> Path:
 class Recipe:
     """A model that comes along.
 
-    networks: by name, one for each of FLAGS; two are trained at a time, and the last one's output is shown.
+    networks: by name, of FLAGS and JUDGE; two are trained at a time, and the last one's output is shown.
     shown:    folder of shards of which examples are shown. captions: one from which the vocabulary of so many merges is
               learned.
     sampling: flags of sample.py and evaluate.py. scoring: further ones of evaluate.py.
@@ -96,16 +97,22 @@ def make_model(demo: Demo, recipe: Recipe) -> Path:
     )
     learn = "train_tokenizer.py --data_dir {captions} --num_merges {merges} --out {vocabulary}"
     demo.run(learn, captions=recipe.captions, merges=recipe.merges, vocabulary=vocabulary)
-    folders = {network: demo.home / f"{name}_{network}" for network in FLAGS}
+    folders = {network: demo.home / f"{name}_{network}" for network in recipe.networks}
     files: dict[str, Any] = run_training(demo, recipe.networks, folders, ("--bpe_path", vocabulary))
-    drawing, classifier = "--model_path {generator} --upsampler_paths {upsampler}", " --classifier_path {classifier}"
+    drawing, classifier = (_flags(files, chosen) for chosen in (("generator", "upsampler"), ("classifier",)))
+    judge = f"--judge_path {{{JUDGE}}}" if JUDGE in files else ""
     samples, report, folder = (demo.home / f"{name}_{what}" for what in ("samples", "report", "model"))
     sampled = f"{drawing} {recipe.sampling} --logdir {{samples}} --prompts {{prompts}}"
     demo.run(f"sample.py {sampled}", samples=samples, prompts=recipe.prompts, **files)
-    scored = f"{drawing}{classifier} {recipe.sampling} {recipe.scoring} --report_dir {{report}}"
+    scored = f"{drawing} {classifier} {judge} {recipe.sampling} {recipe.scoring} --report_dir {{report}}"
     demo.run(f"evaluate.py {scored}", twofold=True, report=report, **files)
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier demo
     texts = " ".join(f"--{what} {{{what}}}" for what in recipe.card)
-    sent = f"{drawing}{classifier} --to {{folder}} --report_dir {{report}} {texts}"
+    sent = f"{drawing} {classifier} --to {{folder}} --report_dir {{report}} {texts}"
     demo.run(f"share.py push {sent}", folder=folder, report=report, **files, **recipe.card)
     return report / "report.md"
+
+
+def _flags(files: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The flags of those of the networks that there are."""
+    return " ".join(f"{FLAGS[name]} {{{name}}}" for name in names if name in files)
