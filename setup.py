@@ -1,15 +1,37 @@
+"""A wheel holds the commands too: ``scripts/`` becomes ``diff_dalle/scripts``, without what needs ``tests/``."""
+
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent
+OF_CHECKOUTS = {"benchmark.py", "drill.py", "readme_flags.py", "with_tests.py"}
+
+
+class WithScripts(build_py):
+    def run(self):
+        super().run()
+        if self.editable_mode:
+            return  # they are beside the package
+        folder = Path(self.build_lib) / "diff_dalle" / "scripts"
+        folder.mkdir(exist_ok=True)
+        for script in sorted((ROOT / "scripts").glob("*.py")):
+            if script.name not in OF_CHECKOUTS:
+                shutil.copy(script, folder)
+
 
 setup(
     name="diff_dalle",
     version="0.1.0",
     description="Text-to-image diffusion models, trained from scratch",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.10",
+    cmdclass={"build_py": WithScripts},
+    entry_points={"console_scripts": ["diff-dalle = diff_dalle.__main__:main"]},
     packages=find_packages(include=["diff_dalle", "diff_dalle.*"]),
     package_data={
         "diff_dalle": ["py.typed"],

@@ -1,31 +1,34 @@
-"""``python -m diff_dalle`` lists the commands; ``python -m diff_dalle NAME FLAGS`` runs ``scripts/NAME.py FLAGS``.
+"""``diff-dalle``, or ``python -m diff_dalle``, lists the commands; ``diff-dalle NAME FLAGS`` runs one, as
+``python scripts/NAME.py FLAGS`` does in a checkout.
 
 PYTHON_ARGCOMPLETE_OK: the mark by which argcomplete knows that this completes flags."""
 
 from __future__ import annotations
 
 import ast
-import os
+import importlib
 import re
-import runpy
 import sys
 from pathlib import Path
 
 from .commands import completion
-from .commands.examples import scripts_in_order
+from .commands.examples import PROGRAM, SCRIPTS, scripts_in_order
 from .config import InputError, nearest
 from .distributed.launch import run_script
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
 def listing() -> str:
     """The commands, each with the first clause of its script's docstring."""
-    names = scripts_in_order()
+    names = _names()
     width = max(map(len, names))
     lines = [f"  {name:{width}}  {_clause(SCRIPTS / f'{name}.py')}" for name in names]
-    head = "usage: python -m diff_dalle COMMAND [flags]     (COMMAND --help lists its flags)"
+    head = f"usage: {PROGRAM} COMMAND [flags]     (COMMAND --help lists its flags)"
     return "\n".join([head, "", "commands:", *lines])
+
+
+def _names() -> list[str]:
+    """The commands that there are: a wheel has not those of the tests."""
+    return [name for name in scripts_in_order() if (SCRIPTS / f"{name}.py").is_file()]
 
 
 def _clause(script: Path) -> str:
@@ -34,30 +37,29 @@ def _clause(script: Path) -> str:
 
 
 def list_or_run() -> None:
-    """Raises InputError for a command that does not exist, and where the package was installed without its scripts."""
-    if not SCRIPTS.is_dir():
-        raise InputError(
-            f"the commands are scripts of a checkout, but {SCRIPTS} does not exist: clone the repository and install "
-            "it with pip install -e"
-        )
+    """Raises InputError for a command that does not exist."""
     words = sys.argv[1:]
     if completion.is_asked():
         words = completion.typed_words()
         if not words:
-            completion.offer(scripts_in_order())
+            completion.offer(_names())
         completion.take_word()
     name, flags = (*words, "")[0], words[1:]
     if name in ("", "-h", "--help"):
         print(listing())
         return
-    if name not in scripts_in_order():
-        hint = nearest(name, scripts_in_order())
-        raise InputError(f"{name!r} is no command{hint} (python -m diff_dalle lists all commands)")
-    path = str(SCRIPTS / f"{name}.py")
-    sys.argv = [path, *flags]
-    sys.path.insert(0, os.path.dirname(path))  # as for a script that is run by itself
-    runpy.run_path(path, run_name="__main__")
+    if name not in _names():
+        hint = nearest(name, _names())
+        raise InputError(f"{name!r} is no command{hint} ({PROGRAM} lists all commands)")
+    sys.argv = [f"{PROGRAM} {name}", *flags]  # by which its help calls it
+    sys.path.insert(0, str(SCRIPTS))  # as for a script that is run by itself
+    importlib.import_module(name).main()
+
+
+def main() -> None:
+    """The console command."""
+    run_script(list_or_run)
 
 
 if __name__ == "__main__":
-    run_script(list_or_run)
+    main()

@@ -30,7 +30,7 @@ Settings are flags. Later sources win: default < `--preset NAME` < `--config FIL
 * `mpiexec -n 8 python`, `torchrun --nproc_per_node 8` and `srun python` run training, sampling and evaluation in
   several processes, one per GPU ([Slurm](../diff_dalle/tasks/README.md#many-processes)).
 
-`python -m diff_dalle` lists the commands and runs them: `python -m diff_dalle sample` is `python scripts/sample.py`.
+`diff-dalle`, or `python -m diff_dalle`, lists the commands and runs them: `diff-dalle sample` is `python scripts/sample.py`, from any folder.
 With the extra `completion` and `activate-global-python-argcomplete`, the shell completes its commands and flags.
 [`tour.ipynb`](tour.ipynb) is a tour of the library as a notebook.
 `bash scripts/test.sh` runs the tests, `bash scripts/gpu_check.sh FOLDER` what nine minutes of a GPU are for.

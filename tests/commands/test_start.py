@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diff_dalle import __main__ as package
-from diff_dalle.commands.examples import examples_of
-from diff_dalle.config import InputError
+from diff_dalle.commands.examples import examples_of, in_package
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 FIRST = "help_without_torch"
@@ -35,10 +33,10 @@ def run(tmp_path):
     """Runs Python, in a process in which an import of torch fails."""
     (tmp_path / "torch.py").write_text("raise AssertionError('torch is imported')")
 
-    def run(*arguments: object) -> subprocess.CompletedProcess:
+    def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
         environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         command = [sys.executable, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=cwd)
 
     return run
 
@@ -133,8 +131,11 @@ def test_the_package_lists_its_commands_without_torch(run):
 
 @pytest.mark.parametrize("flags", [["--help"], ["--lorra", "a"]])
 def test_the_package_runs_a_command_as_its_script_does(flags, run):
+    """Its help calls it as it was called."""
     done, script = run("-m", "diff_dalle", "merge_lora", *flags), run(SCRIPTS / "merge_lora.py", *flags)
-    assert (done.stdout, done.stderr, done.returncode) == (script.stdout, script.stderr, script.returncode)
+    said = script.stdout.replace("python scripts/merge_lora.py", "diff-dalle merge_lora")
+    said = said.replace("usage: merge_lora.py", "usage: diff-dalle merge_lora")
+    assert (done.stdout, done.stderr, done.returncode) == (said, script.stderr, script.returncode)
     assert done.stdout + done.stderr
 
 
@@ -144,13 +145,33 @@ def test_the_package_runs_a_command_as_its_script_does(flags, run):
 def test_a_command_that_does_not_exist_is_one_sentence(name, words, run):
     done = run("-m", "diff_dalle", name)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert words in done.stderr and "python -m diff_dalle lists all commands" in done.stderr
+    assert words in done.stderr and "diff-dalle lists all commands" in done.stderr
 
 
-def test_an_installation_without_scripts_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(package, "SCRIPTS", tmp_path / "scripts")
-    with pytest.raises(InputError, match="pip install -e"):
-        package.list_or_run()
+def test_a_wheel_has_the_commands(run, tmp_path):
+    """But those of the tests, which it has not; the demo says its commands as they can be repeated there."""
+    build = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", tmp_path, "build_py", "--build-lib", tmp_path]
+    subprocess.run(build, cwd=SCRIPTS.parent, check=True, capture_output=True)
+    held = {path.stem for path in (tmp_path / "diff_dalle" / "scripts").iterdir()}
+    assert held == {*NAMES, FIRST} - {"benchmark", "drill", "readme_flags"}
+    done = run("-m", "diff_dalle", cwd=tmp_path)
+    assert {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")} == held - {FIRST}
+    asked = run("-m", "diff_dalle", "info", "--preset", "shapes_32", cwd=tmp_path)
+    assert "torch is imported" in asked.stderr and f"{tmp_path}/diff_dalle/scripts/info.py" in asked.stderr
+    program = "from diff_dalle.commands.demo import contract; print(contract._spelled(contract._command(['sample.py', 1])))"
+    assert run("-c", program, cwd=tmp_path).stdout == "diff-dalle sample 1\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("mpiexec -n 8 python scripts/train_lora.py --lr 1", "mpiexec -n 8 diff-dalle train_lora --lr 1"),
+        ("bash scripts/demo.sh --quick True", "diff-dalle demo --quick True"),
+        ("torchrun --nproc_per_node 2 scripts/evaluate.py -x", "torchrun --nproc_per_node 2 -m diff_dalle evaluate -x"),
+    ],
+)
+def test_command_lines_of_a_checkout_as_those_of_a_package(line, said):
+    assert in_package(line) == said
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pathlib import Path
 from ...config import InputError
 from ...distributed.cores import threads_said, usable_cores
 from ...distributed.rendezvous import SINGLE
+from ..examples import INSTALLED, in_package
 
 RENDER = "prepare_data.py shapes --out_dir {shapes} --image_size 64"
 TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
@@ -40,7 +41,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Demo:
-    """home: folder for all files. quick: train for a fraction of the time. checkout: folder that holds scripts/."""
+    """home: folder for all files. quick: train for a fraction of the time. checkout: folder that holds
+    scripts/."""
 
     home: Path
     quick: bool
@@ -63,7 +65,7 @@ class Demo:
         """
         command = _command(self.words(text, **names), twofold and _cores() > 1)
         environment = {**os.environ, "OMP_NUM_THREADS": str(_half())} if command[0] == TORCHRUN[0] else None
-        print(f"\n$ {shlex.join(command)}", flush=True)
+        print(f"\n$ {_spelled(command)}", flush=True)
         if subprocess.run(_executed(command), cwd=self.checkout, env=environment).returncode:
             raise _failed(command)
 
@@ -85,7 +87,7 @@ class Demo:
                     job, log = waiting.pop(name), logs / f"{name}.txt"
                     threads, on_console = _cores() if alone else _half(), alone or name in shown
                     command = _command([*job.words, "--threads", threads])
-                    print(f"\n$ {shlex.join(command)}" + ("" if on_console else f"  # see {log}"), flush=True)
+                    print(f"\n$ {_spelled(command)}" + ("" if on_console else f"  # see {log}"), flush=True)
                     out = None if on_console else stack.enter_context(log.open("w"))
                     process = subprocess.Popen(_executed(command), cwd=self.checkout, stdout=out, stderr=out)
                     stack.callback(process.wait)
@@ -117,9 +119,15 @@ def _half() -> int:
 
 
 def _command(words: Sequence[object], twofold: bool = False) -> list[str]:
-    """As a user would type it."""
+    """As in a checkout."""
     script, *flags = map(str, words)
     return [*(TORCHRUN if twofold else ("python",)), f"scripts/{script}", *flags]
+
+
+def _spelled(command: Sequence[str]) -> str:
+    """As a user would type it, in a checkout or with an installed package."""
+    line = shlex.join(command)
+    return in_package(line) if INSTALLED else line
 
 
 def _executed(command: Sequence[str]) -> list[str]:
@@ -129,7 +137,7 @@ def _executed(command: Sequence[str]) -> list[str]:
 
 
 def _failed(command: list[str]) -> InputError:
-    return InputError(f"the demo stopped, because this command failed: {shlex.join(command)}")
+    return InputError(f"the demo stopped, because this command failed: {_spelled(command)}")
 
 
 def draw_pictures(folder: Path, world: Path, count: int, size: tuple[int, int] | None = None) -> None:
