@@ -7,14 +7,28 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from .errors import InputError
+from .other_names import OTHER_NAMES
 
 T = TypeVar("T")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint ``; did you mean X?`` for a misspelled name, or an empty string."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    """A hint ``; did you mean X?`` for a name that is not among ``names``, or an empty string: the one that other
+    projects call so, else the shortest that begins so, else one that is spelled much alike."""
+    known = {_plain(each): each for each in names}
+    plain = _plain(name)
+    if plain in OTHER_NAMES:
+        found = [each for each in (plain, *OTHER_NAMES[plain]) if each in known]
+    else:
+        begun = [each for each in known if len(plain) > 2 and each.startswith(plain)]
+        cutoff = 0.6 if len(plain) <= 4 else 0.7  # of a short word one letter is much
+        close = difflib.get_close_matches(plain, known, n=1, cutoff=cutoff)
+        found = [each for each in known if each == plain] + sorted(begun, key=len) + close
+    return f"; did you mean {known[found[0]]}?" if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_").lower()
 
 
 def lookup(table: Mapping[str, T], name: str, what: str) -> T:
