@@ -34,7 +34,7 @@ setup(
     entry_points={"console_scripts": ["diff-dalle = diff_dalle.__main__:main"]},
     packages=find_packages(include=["diff_dalle", "diff_dalle.*"]),
     package_data={
-        "diff_dalle": ["py.typed"],
+        "diff_dalle": ["py.typed", "*.pyi"],
         "diff_dalle.commands": ["*.txt"],
         "diff_dalle.checkpoints.foreign": ["*.yaml"],
         "diff_dalle.presets": ["*.yaml", "*.json"],

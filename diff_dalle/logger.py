@@ -41,7 +41,7 @@ _current: Logger | None = None
 def configure(dir: str | None = None, format_strs: Sequence[str] | None = None) -> None:
     """Start to log.
 
-    dir:         log directory, local or remote; None = $OPENAI_LOGDIR, else a new temporary folder.
+    dir:         log directory, local or remote; None = $OPENAI_LOGDIR, else a new one in ./runs.
     format_strs: stdout, log, csv, json, tensorboard; None = $OPENAI_LOG_FORMAT, else the first three.
     """
     global _current

@@ -18,9 +18,6 @@ def main():
     run = parse(SampleRun, description=__doc__)
     what = run.what
     with launch(run.distributed) as world:
-        if world.is_main:
-            logdir = choose_logdir(what.logdir)
-            storage.make_dirs(logdir)  # raises now, not after sampling, if the folder cannot be written
         request = read_request(what, run.edit, run.steering)
         model_path, paths = run.checkpoints
         pipeline = load(
@@ -45,6 +42,9 @@ def main():
         if guide is not None:
             guide.check(run.classifier_model)
         request = labeled(request, what, pipeline, guide if any(run.classifier.scales) else None)
+        if world.is_main:
+            logdir = choose_logdir(what.logdir, "samples")
+            storage.make_dirs(logdir)  # raises now, not after sampling, if the folder cannot be written
         sweep, say = {}, functools.cache(functools.partial(print, flush=True))
         for scale in run.classifier.scales:
             settings = run.settings(pipeline, scale, guide)

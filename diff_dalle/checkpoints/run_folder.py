@@ -8,11 +8,12 @@ complete set. Nothing is parsed from file names.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
@@ -29,9 +30,14 @@ from .shards import ShardedFolder, save_sharded
 MAX_LIST = 2**28  # bytes of a list of shards; 10^6 of them have a quarter
 
 
-def choose_logdir(flag: str) -> str:
-    """``--logdir``, else ``OPENAI_LOGDIR``, else a new folder under the system's temporary one."""
-    return flag or os.environ.get("OPENAI_LOGDIR", "") or tempfile.mkdtemp(prefix="diff_dalle-")
+def choose_logdir(flag: str, parent: str = "runs") -> str:
+    """``--logdir``, else ``OPENAI_LOGDIR``, else a folder in ``./{parent}`` that is named by the time and does not exist
+    yet."""
+    if given := flag or os.environ.get("OPENAI_LOGDIR", ""):
+        return given
+    name = os.path.join(parent, f"{datetime.now():%Y%m%d-%H%M%S}")
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(each for each in names if not os.path.exists(each))
 
 
 @dataclass

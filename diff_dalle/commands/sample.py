@@ -146,7 +146,7 @@ class PromptConfig:
     )
     precision: str = option("auto", "floating-point precision of the network", choices=PRECISIONS)
     bpe_path: str = option("", "tokenizer merge file, for checkpoints of earlier versions that do not hold theirs")
-    logdir: str = option("", "output folder; empty = $OPENAI_LOGDIR, else a new temporary folder")
+    logdir: str = option("", "output folder; empty = $OPENAI_LOGDIR, else a new one in ./samples")
 
     def faults(self) -> Iterator[Fault]:
         model, low_res, images = map(named, ("model_path", "low_res_dir", "images"))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from ..checkpoints.bundle import copy_history
 from ..checkpoints.run_folder import choose_logdir, discard_run, find_set, open_run, read_run
 from ..checkpoints.run_lock import RunLock, hold
-from ..config import named, redact, redacted, setting_changes, spelled, to_dict
+from ..config import named, quantity, redact, redacted, setting_changes, spelled, to_dict
 from ..data.fingerprint import Fingerprint, check_ranks
 from ..data.loader import Loader
 from ..distributed.world import World
@@ -52,12 +55,14 @@ def _train(recipe: Recipe, world: World, logdir: str, lock: RunLock | None) -> N
             if origin.is_moved(loop.run_folder):
                 copy_history(origin.unpacked, logdir)
     recipe, data = session.recipe, loop.data
+    world.print(_introduction(loop, world))
     tracker = Tracker()
     if world.is_main:
         progress = loop.step, loop.total_steps, recipe.epoch_samples or data.samples
         tracker = create_trackers(recipe.tracking, logdir, redacted(to_dict(session.settings)), *progress, session.meta)
     loop.run(tracker)
-    world.print(f"Trained for {loop.step:,} steps. Logs and checkpoints: {logdir}")
+    loss = "" if math.isnan(loop.last_loss) else f"; the last loss was {loop.last_loss:.3g}"
+    world.print(f"Trained for {loop.step:,} steps{loss}. Logs and checkpoints: {logdir}")
 
 
 def _loop(session: Session, origin: Origin, is_replaced: bool, logdir: str, world: World) -> TrainLoop:
@@ -90,6 +95,23 @@ def _loop(session: Session, origin: Origin, is_replaced: bool, logdir: str, worl
         limit = spelled(named("iterations"), spelling_of(type(recipe.settings)))
         world.print(f"Note: nothing is left to train after step {loop.step:,}: raise {limit}.")
     return loop
+
+
+def _introduction(loop: TrainLoop, world: World) -> str:
+    """What is trained on what, in a line each."""
+    config, shards = loop.config, len(loop.data.collection.shards)
+    networks = (f"{each.prefix}{each.trained_parameters:,} in {each.precision}" for each in loop.trainees)
+    threads = f", {quantity(torch.get_num_threads(), 'thread')}" if world.device.type == "cpu" else ""
+    processes = f" in {world.size} processes" if world.size > 1 else ""
+    total, done = loop.total_steps, f"; {loop.step:,} are done" if loop.step else ""
+    many = f"{total:,}" if total is not None else f"as many as {config.hours:g} hours allow"
+    lines = {
+        "parameters": ", ".join(networks),
+        "data": f"{quantity(loop.data.samples, 'sample')} in {quantity(shards, 'shard')}",
+        "device": f"{world.device}{threads}{processes}",
+        "steps": f"{many}, of {quantity(config.batch_size * world.size, 'sample')} each{done}",
+    }
+    return "\n".join(f"{name + ':':12}{text}" for name, text in lines.items())
 
 
 def _say_changes(recipe: Recipe, config: Mapping[str, Any]) -> None:

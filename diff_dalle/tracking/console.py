@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
+import torch
 from tqdm import tqdm
 
 from .tracker import Run, Tracker, format_table
@@ -35,7 +36,8 @@ def painted(table: str) -> str:
 
 
 class ConsoleTracker(Tracker):
-    """A progress bar on stderr, tables and notes on stdout.
+    """A progress bar on stderr with the rate, the time left and the last loss; tables and notes on stdout, where a line
+    follows the first step.
 
     If stderr is not a terminal, there is no bar, and a line with the elapsed and remaining time precedes each
     table. If stdout is one, tables are ``painted``.
@@ -43,7 +45,8 @@ class ConsoleTracker(Tracker):
 
     def __init__(self, run: Run):
         self.first_step, self.total_steps = run.step, run.total_steps
-        self.started, self.colored = time.monotonic(), wants_color(sys.stdout)
+        self.started = self.last = time.monotonic()
+        self.colored = wants_color(sys.stdout)
         self.bar = tqdm(
             initial=run.step, total=run.total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty()
         )
@@ -52,6 +55,8 @@ class ConsoleTracker(Tracker):
         self.progress(step)
         if self.bar.disable:
             self.note(self._timing(step))
+        if (loss := scalars.get("loss")) is not None:
+            self.bar.set_postfix(loss=f"{loss:.3g}", refresh=False)
         table = format_table({"step": step, **scalars})
         self.note(painted(table) if self.colored else table)
 
@@ -66,6 +71,20 @@ class ConsoleTracker(Tracker):
 
     def progress(self, step: int) -> None:
         self.bar.update(step - self.bar.n)
+        if step <= self.first_step + 2:
+            self.note(self._first_steps(step - self.first_step))
+
+    def _first_steps(self, count: int) -> str:
+        """What the first one or two steps took, since the table of losses may be many slow steps away."""
+        seconds, self.last = time.monotonic() - self.last, time.monotonic()
+        if count == 1:
+            cuda = torch.cuda.is_initialized()
+            memory = f" and {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of the GPU" if cuda else ""
+            return f"The first step took {seconds:.1f} s{memory}."
+        if self.total_steps is None:
+            return f"The second step took {seconds:.1f} s."
+        remaining = tqdm.format_interval(seconds * (self.total_steps - self.first_step - count))
+        return f"The second step took {seconds:.1f} s: at this rate, {remaining} remain."
 
     def note(self, text: str) -> None:
         self.bar.write(text, file=sys.stdout)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import statistics
 import time
@@ -58,13 +59,17 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[Stop]:
-    """``SIGNALS`` only set the reason inside the block; a second Ctrl-C interrupts."""
+def stop_on_signals(tells: bool = False) -> Iterator[Stop]:
+    """``SIGNALS`` only set the reason inside the block; a second Ctrl-C interrupts. tells: whether this process says
+    so."""
     stop = Stop()
 
     def request(number, frame):
         if stop.reason and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if tells and not stop.reason:
+            again = "; Ctrl-C again to stop now" if number == signal.SIGINT else ""
+            os.write(2, f"\nFinishing this step and saving{again}\n".encode())  # a stream may be in use
         stop.reason = stop.reason or SIGNAL + number
 
     previous = {number: signal.signal(number, request) for number in SIGNALS}
@@ -115,6 +120,7 @@ class TrainLoop:
         self.saving = Saving(*trained, self.frozen or {}, self.exports)
         self.failure: InputError | None = None
         self.evaluated_step, self.loss = -1, math.nan  # the latest evaluation, and the mean of its losses
+        self.last_loss = math.nan  # that was logged, of the first trainee
         self.lowest_loss = self.run_folder.lowest_loss  # of a saved state
         self.last_bad: dict[str, list[int]] = {}  # positions in each trainee's latest step that was not finite
         start = Start(*trained)
@@ -150,7 +156,7 @@ class TrainLoop:
         rank; Diverged, without saving, when training has diverged.
         """
         try:
-            with stop_on_signals() as stop:
+            with stop_on_signals(self.world.is_main) as stop:
                 reason = self._train(tracker, stop)
                 if SIGNAL < reason < FAILURE:
                     tracker.hurry()
@@ -256,7 +262,7 @@ class TrainLoop:
         scalars: dict[str, float] = {}
         for trainee in self.trainees:
             scalars |= {trainee.prefix + name: value for name, value in trainee.scalars().items()}
-        now = time.monotonic()
+        now, self.last_loss = time.monotonic(), scalars.get(self.trainees[0].prefix + "loss", math.nan)
         scalars["samples"] = self.samples
         scalars["samples_per_second"] = (self.samples - samples_then) / max(now - since, 1e-9)
         self._report(tracker.log, self.step, scalars)

@@ -34,7 +34,7 @@ class TrainingConfig:
         free=True,
     )
     logdir: str = option(
-        "", "folder for logs and checkpoints; none = $OPENAI_LOGDIR, else a new temporary folder", free=True
+        "", "folder for logs and checkpoints; none = $OPENAI_LOGDIR, else a new one in ./runs", free=True
     )
     resume_checkpoint: str = option(
         "", "checkpoint file of another run to start from: its weights, optimizer, averages and step", free=True

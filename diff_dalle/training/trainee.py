@@ -68,6 +68,11 @@ class Trainee:
         self.bad_steps = torch.zeros(3, device=world.device)  # in all, consecutive until now, longest run of them
         self.flight = FlightRecorder(world.device)
 
+    @property
+    def trained_parameters(self) -> int:
+        """Number of parameters that its optimizers train, those of all shards."""
+        return sum(p.numel() for each in self.optimizations.values() for p in each.parameters)
+
     def update(self, pieces: Sequence[Piece], step: int) -> None:
         """The update that follows ``step`` completed ones: one of each optimizer. Nothing in it waits for the device.
 
