@@ -5,13 +5,12 @@ PYTHON_ARGCOMPLETE_OK: the mark by which argcomplete knows that this completes f
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 import sys
-from pathlib import Path
 
 from .commands import completion
+from .commands.command_page import description_of
 from .commands.examples import PROGRAM, SCRIPTS, scripts_in_order
 from .config import InputError, nearest
 from .distributed.launch import run_script
@@ -21,7 +20,7 @@ def listing() -> str:
     """The commands, each with the first clause of its script's docstring."""
     names = _names()
     width = max(map(len, names))
-    lines = [f"  {name:{width}}  {_clause(SCRIPTS / f'{name}.py')}" for name in names]
+    lines = [f"  {name:{width}}  {_clause(description_of(name))}" for name in names]
     head = f"usage: {PROGRAM} COMMAND [flags]     (COMMAND --help lists its flags)"
     return "\n".join([head, "", "commands:", *lines])
 
@@ -31,9 +30,8 @@ def _names() -> list[str]:
     return [name for name in scripts_in_order() if (SCRIPTS / f"{name}.py").is_file()]
 
 
-def _clause(script: Path) -> str:
-    text = " ".join((ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").split())
-    return re.split(r"[.:;](?: |$)", text)[0].replace("``", "")
+def _clause(text: str) -> str:
+    return re.split(r"[.:;](?: |$)", " ".join(text.split()))[0].replace("``", "")
 
 
 def list_or_run() -> None:

@@ -53,5 +53,5 @@ class AbsentFinder(MetaPathFinder, Loader):
         """It has no content."""
 
 
-if {"-h", "--help"} & set(sys.argv[1:]) or "_ARGCOMPLETE" in os.environ:
+if {"-h", "--help", "--help_all"} & set(sys.argv[1:]) or "_ARGCOMPLETE" in os.environ:
     sys.meta_path.insert(0, AbsentFinder())

@@ -31,8 +31,7 @@ MAX_LIST = 2**28  # bytes of a list of shards; 10^6 of them have a quarter
 
 
 def choose_logdir(flag: str, parent: str = "runs") -> str:
-    """``--logdir``, else ``OPENAI_LOGDIR``, else a folder in ``./{parent}`` that is named by the time and does not exist
-    yet."""
+    """``--logdir``, else ``OPENAI_LOGDIR``, else a folder in ``./{parent}`` named by the time that does not exist."""
     if given := flag or os.environ.get("OPENAI_LOGDIR", ""):
         return given
     name = os.path.join(parent, f"{datetime.now():%Y%m%d-%H%M%S}")

@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..config import FlagText, InputError, Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
+from ..config.expectations import MUST_EQUAL
+from .common_flags import shown_briefly
 from .completion import complete, is_asked, suggest
 from .examples import usage
 from .flag_names import aliases_of, by_name, present_names
@@ -22,6 +24,7 @@ from .sources import Source, presets_of, read_config, read_preset
 
 DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and exit")
 GENERAL = ("preset", "config", "set", "dry_run")  # flags of every command
+HELPS = ("-h", "--help", "--help_all")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class Group:
     config: Any
     flags: tuple[Leaf, ...]
     in_file: tuple[Leaf, ...]  # without flags: lists of sections, sections that may be missing, and other settings
+
+    @property
+    def only_checks(self) -> bool:
+        """Whether its settings set nothing, but must agree with a checkpoint's."""
+        return getattr(self.config, "rule", "") == MUST_EQUAL
 
 
 def groups(config_class) -> Iterator[Group]:
@@ -61,14 +69,19 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(
-    config_class, description: str, kinds: Sequence[str], subcommand: str, helps: bool
+    config_class, description: str, kinds: Sequence[str], subcommand: str, helps: bool, briefly: bool
 ) -> argparse.ArgumentParser:
     """The parser of a command. kinds: for ``--kind``, if the command serves several. helps: it will show its help, for
-    which all presets and the examples are read."""
+    which all presets and the examples are read; briefly: with the settings that people set alone."""
     text = usage(sys.argv[0], subcommand) if helps else ""
-    parser = _Parser(usage=text, description=description, allow_abbrev=False, add_help=False)
+    flags = [leaf for leaf in leaves(config_class) if leaf.has_flag]
+    brief = shown_briefly(flags) if briefly else {leaf.name for leaf in flags}
+    left_out = f"{len(flags) - len(brief)} more settings: --help_all" if len(brief) < len(flags) else None
+    parser = _Parser(usage=text, description=description, allow_abbrev=False, add_help=False, epilog=left_out)
     general = parser.add_argument_group("Where settings come from (defaults < preset < config file < flags and --set)")
     general.add_argument("--help", "-h", action="help", help="show this message and exit")
+    text = "show all settings and exit" if left_out or not briefly else argparse.SUPPRESS
+    general.add_argument("--help_all", action="help", help=text)
     if kinds:
         text = f"kind of network: {', '.join(kinds)}; default: that of the preset or config file, else {kinds[0]}"
         _add_flag(general, "kind", text, metavar="KIND", values=kinds)
@@ -84,7 +97,16 @@ def _parser(
         for leaf in group.flags:
             kind = "|".join(leaf.choices) or type_name(leaf.type)
             text = f"{leaf.help} [{kind}; default {shown(leaf.default)}]"
-            _add_flag(section, leaf.name, text, _is_boolean(leaf), values=tuple(leaf.choices))
+            hidden = leaf.name not in brief or (left_out and group.only_checks)
+            _add_flag(
+                section,
+                leaf.name,
+                argparse.SUPPRESS if hidden else text,
+                _is_boolean(leaf),
+                values=tuple(leaf.choices),
+            )
+        if left_out:
+            continue
         single = [leaf.path[-1] for leaf in group.in_file if not (leaf.item or leaf.optional)]
         if single:
             path = ".".join(group.in_file[0].path[:-1])
@@ -102,7 +124,7 @@ def _parser(
     if aliases := aliases_of(config_class):
         section = parser.add_argument_group("Names in Guided-Diffusion")
         for name, alias in aliases.items():
-            _add_flag(section, name, alias.help, alias.is_boolean)
+            _add_flag(section, name, argparse.SUPPRESS if left_out else alias.help, alias.is_boolean)
     return parser
 
 
@@ -194,8 +216,8 @@ def _sources(given: Mapping[str, str]) -> list[Source]:
 
 
 def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[str] = (), subcommand: str = "") -> Any:
-    helps = is_asked() or not {"-h", "--help"}.isdisjoint(argv)
-    parser = _parser(config_class, description, kinds, subcommand, helps)
+    helps = is_asked() or not {*HELPS}.isdisjoint(argv)
+    parser = _parser(config_class, description, kinds, subcommand, helps, HELPS[-1] not in argv)
     complete(parser, subcommand)
     kind = _kind_of(config_class)
     namespace, unknown = parser.parse_known_args(argv)
@@ -205,7 +227,7 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
         known = [*flags, *aliases_of(config_class), *GENERAL, *(["kind"] if kinds else [])]
         bad = unknown[0].split("=")[0]
         hint = nearest(bad, [f"--{name}" for name in known])
-        raise InputError(f"unknown flag or argument {bad!r}{hint} (--help lists all flags)")
+        raise InputError(f"unknown flag or argument {bad!r}{hint} (--help_all lists all flags)")
     texts = vars(namespace)
     assignments = texts.pop("set") or []
     given = _single(texts)

@@ -15,7 +15,7 @@ from ..config import InputError
 from ..models.latent.stage_b import STAGE_B_SIZES
 from ..models.latent.stage_c import STAGE_C_SIZES
 from ..recipes.cascade.sections import LORA_KEYS
-from .command_line import parse_kind
+from .command_line import HELPS, parse_kind
 from .sources import sources_on
 
 CONTROLNETS = ("controlnet", "stage_c_controlnet")
@@ -67,7 +67,7 @@ def parse_cascade(argv: Sequence[str] | None = None, description: str = "") -> A
     if argv and not argv[0].startswith("-"):
         argv[:1] = ["--config", argv[0]]
     classes = classes_of(CASCADE)
-    if not {"--help", "-h"} & {*argv} and not any(word.partition("=")[0] == "--kind" for word in argv):
+    if not {*HELPS} & {*argv} and not any(word.partition("=")[0] == "--kind" for word in argv):
         argv += ["--kind", _kind_of(argv)]
     return parse_kind(classes, argv, description)
 

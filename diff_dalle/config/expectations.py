@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .declaration import Bounds, Leaf, leaves, option, settings
+from .declaration import Bounds, Leaf, Needs, leaves, option, settings
 from .values import shown
+
+MUST_EQUAL = "if given, each must equal the checkpoint's setting"
 
 
 def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> Any:
@@ -21,8 +23,7 @@ def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> Any
         replace(leaf, help=f"if given, must be the checkpoint's; {leaf.help}", needs=(), bounds=Bounds())
         for leaf in found
     ]
-    rule = "if given, each must equal the checkpoint's setting"
-    return _optional(f"Expected{config_class.__name__}", found, title, rule)
+    return _optional(f"Expected{config_class.__name__}", found, title, MUST_EQUAL)
 
 
 def overrides(config_class, title: str) -> Any:
@@ -38,12 +39,11 @@ def _optional(name: str, found: Sequence[Leaf], title: str, rule: str) -> Any:
     config_class = type(name, (), {"__doc__": title, "rule": rule, "__module__": "types"})
     for leaf in found:
         if leaf.has_flag:
-            (needs,) = leaf.needs or ((),)
-            add_optional(config_class, leaf, needs)
+            add_optional(config_class, leaf, leaf.needs)
     return settings(config_class)
 
 
-def add_optional(config_class: type, leaf: Leaf, needs: Sequence[str] = (), each: bool = False) -> None:
+def add_optional(config_class: type, leaf: Leaf, needs: Needs | Sequence[str] = (), each: bool = False) -> None:
     """Give a class that is about to become one of settings the setting of another that may be left out, by its name.
 
     each: a list of values takes the place of one, none = left out.

@@ -1,7 +1,7 @@
-"""What other projects call settings and values of ours: diffusers, kohya's scripts, Lightning, timm, the field's papers.
+"""What other projects call settings and values of ours: diffusers, kohya's scripts, Lightning, timm, papers.
 
-Each name with ours, in the order of preference; a command may have only some of them. One without any has no counterpart
-here, and is not taken for a misspelling of another.
+Each name with ours, in the order of preference; a command may have only some of them. One without any has no
+counterpart here, and is not taken for a misspelling of another.
 """
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
@@ -33,7 +33,16 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "random_seed": ("seed",),
     # data
     **dict.fromkeys(
-        ("dataset", "dataset_name", "train_data_dir", "instance_data_dir", "data_path", "data_root", "data", "train_dir"),
+        (
+            "dataset",
+            "dataset_name",
+            "train_data_dir",
+            "instance_data_dir",
+            "data_path",
+            "data_root",
+            "data",
+            "train_dir",
+        ),
         ("data_dir", "source"),
     ),
     **dict.fromkeys(("caption_column", "caption_key", "text_column"), ("caption_field",)),
@@ -51,7 +60,9 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "tokenizer": ("bpe_path",),
     # sampling
-    **dict.fromkeys(("num_inference_steps", "sampling_steps", "num_steps", "ddim_steps", "inference_steps"), ("steps",)),
+    **dict.fromkeys(
+        ("num_inference_steps", "sampling_steps", "num_steps", "ddim_steps", "inference_steps"), ("steps",)
+    ),
     **dict.fromkeys(("cfg", "cfg_scale", "guidance", "guidance_strength", "text_guidance_scale"), ("guidance_scale",)),
     **dict.fromkeys(("prompt", "text", "caption"), ("prompts", "prompt")),
     **dict.fromkeys(("neg_prompt", "negative_prompts", "uncond_prompt"), ("negative_prompt",)),

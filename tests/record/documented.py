@@ -56,7 +56,7 @@ def settings(commands: list[str], workspace: Workspace) -> str:
 
 
 def help_of(command: str, workspace: Workspace) -> str:
-    return workspace.need(f"{command} --help").out
+    return workspace.need(f"{command} --help_all").out
 
 
 def recordings() -> dict[str, Recording]:
