@@ -40,6 +40,7 @@ mpiexec() { shift 2; "$@"; }
 srun() { shift 2; "$@"; }
 sbatch() { while [[ "$1" == --* ]]; do shift; done; test -f "$1"; shift; python "$@"; }
 torchrun() { shift 2; python "$@"; }
+diff-dalle() { [ $# -gt 0 ] || return 0; local name=$1; shift; python "scripts/$name.py" "$@"; }
 pip() { :; }
 bash() { test -f "$1"; }
 """
