@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..config import FlagText, InputError, Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
 from ..config.expectations import MUST_EQUAL
-from .common_flags import shown_briefly
+from .common_flags import COMMON, MOST
 from .completion import complete, is_asked, suggest
 from .examples import usage
 from .flag_names import aliases_of, by_name, present_names
@@ -74,8 +74,10 @@ def _parser(
     """The parser of a command. kinds: for ``--kind``, if the command serves several. helps: it will show its help, for
     which all presets and the examples are read; briefly: with the settings that people set alone."""
     text = usage(sys.argv[0], subcommand) if helps else ""
-    flags = [leaf for leaf in leaves(config_class) if leaf.has_flag]
-    brief = shown_briefly(flags) if briefly else {leaf.name for leaf in flags}
+    flags = {leaf.name: group for group in groups(config_class) for leaf in group.flags}
+    brief = flags.keys()
+    if briefly and len(flags) > MOST:
+        brief = {name for name, group in flags.items() if name in COMMON and not group.only_checks}
     left_out = f"{len(flags) - len(brief)} more settings: --help_all" if len(brief) < len(flags) else None
     parser = _Parser(usage=text, description=description, allow_abbrev=False, add_help=False, epilog=left_out)
     general = parser.add_argument_group("Where settings come from (defaults < preset < config file < flags and --set)")
@@ -97,14 +99,8 @@ def _parser(
         for leaf in group.flags:
             kind = "|".join(leaf.choices) or type_name(leaf.type)
             text = f"{leaf.help} [{kind}; default {shown(leaf.default)}]"
-            hidden = leaf.name not in brief or (left_out and group.only_checks)
-            _add_flag(
-                section,
-                leaf.name,
-                argparse.SUPPRESS if hidden else text,
-                _is_boolean(leaf),
-                values=tuple(leaf.choices),
-            )
+            told = text if leaf.name in brief else argparse.SUPPRESS
+            _add_flag(section, leaf.name, told, _is_boolean(leaf), values=tuple(leaf.choices))
         if left_out:
             continue
         single = [leaf.path[-1] for leaf in group.in_file if not (leaf.item or leaf.optional)]

@@ -1,10 +1,6 @@
 """The settings that people set: those that ``--help`` shows, where a command has too many to read. ``--help_all`` shows
 all."""
 
-from __future__ import annotations
-
-from ..config import Leaf
-
 MOST = 40  # a command with no more flags shows them all
 
 _NAMES = """
@@ -22,9 +18,3 @@ classifier_scale evaluators shapes_dir report_dir metrics
 gpu gpus global_batch images budget device
 """
 COMMON = frozenset(_NAMES.split())
-
-
-def shown_briefly(flags: list[Leaf]) -> set[str]:
-    """The names of those of a command's flags that its short help shows."""
-    names = {leaf.name for leaf in flags}
-    return names if len(names) <= MOST else names & COMMON

@@ -1,6 +1,8 @@
 """Flags, files, presets, ``--set`` and kinds become one config, or one sentence."""
 
 import dataclasses
+import itertools
+import re
 from typing import ClassVar
 
 import pytest
@@ -9,7 +11,9 @@ from config_making import Cascade, Model, Run, Sampling, Training, UNet, from_te
 from diff_dalle.checkpoints.kinds import TRAINING_COMMANDS
 from diff_dalle.commands import sources
 from diff_dalle.commands.command_line import parse, parse_kind
+from diff_dalle.commands.demo.chapters import DemoConfig
 from diff_dalle.commands.flag_names import ALIASES, by_name
+from diff_dalle.commands.sample import SampleRun
 from diff_dalle.config import InputError, option, section, settings
 
 
@@ -403,3 +407,21 @@ def test_help_lists_the_presets_of_the_own_kind(presets, capsys):
     assert "named settings: big --config" in help_of(parse, capsys, GeneratorLike)
     assert "--preset" not in help_of(parse, capsys, Run)
     assert "generator, classifier; default" in help_of(parse_kind, capsys, KINDS)
+
+
+def test_help_shows_what_people_set_and_help_all_the_rest(capsys):
+    """Of many flags those that are common, but no checks of a checkpoint; of few all."""
+    shown = {}
+    for config, flag in itertools.product((SampleRun, DemoConfig), ("--help", "--help_all")):
+        with pytest.raises(SystemExit):
+            parse(config, [flag])
+        shown[config, flag] = capsys.readouterr().out
+    brief, full = ({*re.findall(r"^  --(\w+)", shown[SampleRun, f"--{name}"], re.M)} for name in ("help", "help_all"))
+    assert {"model_path", "prompts", "steps", "help_all"} <= brief < full and len(brief) < 40
+    assert (
+        not {"eta", "image_size", "use_ddim"} & brief and {"eta", "image_size", "use_ddim", *by_name(SampleRun)} <= full
+    )
+    more = len(by_name(SampleRun)) - len(brief & by_name(SampleRun).keys())
+    assert shown[SampleRun, "--help"].endswith(f"\n{more} more settings: --help_all\n")
+    assert "more settings" not in shown[SampleRun, "--help_all"] + shown[DemoConfig, "--help"]
+    assert {*by_name(DemoConfig)} <= {*re.findall(r"^  --(\w+)", shown[DemoConfig, "--help"], re.M)}
