@@ -76,7 +76,8 @@ class ConsoleTracker(Tracker):
 
     def _first_steps(self, count: int) -> str:
         """What the first one or two steps took, since the table of losses may be many slow steps away."""
-        seconds, self.last = time.monotonic() - self.last, time.monotonic()
+        now = time.monotonic()
+        seconds, self.last = now - self.last, now
         if count == 1:
             cuda = torch.cuda.is_initialized()
             memory = f" and {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of the GPU" if cuda else ""

@@ -281,7 +281,7 @@ def test_terminated_training_saves_and_resumes(world, tmp_path):
             process.send_signal(signal.SIGTERM)
             break
     output = process.stdout.read()
-    assert process.wait() == 143 and "Stopping early" in output
+    assert process.wait() == 143 and "Finishing this step and saving\n" in output and "Stopping early" in output
     saved = json.loads((tmp_path / "run.json").read_text())["checkpoints"][-1]["step"]
     assert saved >= 3
     other = train(tmp_path, world / "val", ok=False, iterations=saved + 1, batch_size=4)

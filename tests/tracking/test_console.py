@@ -28,6 +28,9 @@ def test_without_a_terminal(capsys, total, start):
     console.note("saved")
     console.finish()
     out, err = capsys.readouterr()
+    first, second, out = out.split("\n", 2)
+    assert re.fullmatch(r"The first step took \d+\.\d s\.", first) and second.startswith("The second step took ")
+    assert second.endswith(" s: at this rate, 00:00 remain.") == (total is not None)
     assert out.startswith(start) and " elapsed" in out and (" remaining" in out) == (total is not None)
     assert out.endswith(format_table({"step": 200, "loss": 0.5}) + "\nsaved\n")
     assert err == ""
@@ -75,3 +78,15 @@ def test_tables_are_painted_on_a_terminal_alone(capsys, monkeypatch):
 def test_cells_of_tables_are_not_printed():
     table = format_table({"step": 3, "held_out/loss": 0.5, "held_out/retrieval.at_1_t000": 0.25})
     assert "held_out/loss" in table and "retrieval" not in table
+
+
+def test_the_second_step_tells_the_time_left(capsys, monkeypatch):
+    """The first one has the start in it."""
+    now = iter([0.0, 30.0, 32.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    console = ConsoleTracker(Run("", step=10, total_steps=112))
+    console.progress(11)
+    console.progress(12)
+    console.progress(13)
+    told = "The first step took 30.0 s.\nThe second step took 2.0 s: at this rate, 03:20 remain.\n"
+    assert capsys.readouterr().out == told
