@@ -1,9 +1,8 @@
 """Text-to-image diffusion models, trained from scratch.
 
-``diff_dalle.load("ema.pt").sample(["a red circle"])`` generates images from a checkpoint, or from a model that comes
-along, by its name (``diff_dalle.models()``). The diffusion process and its
-enumerations have Guided-Diffusion's names and numbers. Names are imported when they are first used, from where
-``__init__.pyi`` says.
+``diff_dalle.load("ema.pt").sample(["a red circle"])`` generates images from a checkpoint, or from a bundled model by
+its name (``diff_dalle.models()``). The diffusion process and its enumerations have Guided-Diffusion's names and
+numbers. Names are imported when they are first used, from where ``__init__.pyi`` says.
 """
 
 import ast

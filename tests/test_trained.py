@@ -1,4 +1,4 @@
-"""The models that come along: small enough, whole, and what their cards say."""
+"""The bundled models: small enough, whole, and what their cards say."""
 
 import re
 from pathlib import Path

@@ -2,8 +2,8 @@
 
 ``model.json`` lists the files by the settings that take them: ``{"model_path": ["generator.safetensors"],
 "upsampler_paths": ["upsampler.safetensors"], "classifier_path": ["classifier.safetensors"]}``. ``README.md`` is the
-card. The folder may stand wherever a checkpoint is asked for, as may the name of a model that comes along, whose folder
-is in ``trained/``; FOLDER/FILE is one of its files.
+card. A folder loads like a checkpoint, as does the name of a bundled model, whose folder is in
+``trained/``; FOLDER/FILE is one of its files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..config import MAX_TEXT, InputError, load_mapping, nearest, quoted
 from .content import DamagedError
 
 TABLE, CARD = "model.json", "README.md"
-TRAINED = "diff_dalle.trained"  # the package that holds the models that come along
+TRAINED = "diff_dalle.trained"  # the package that holds the bundled models
 #: The settings that a model's files are for; ``model_path`` may be a decoder's several.
 ROLES = ("model_path", "upsampler_paths", "classifier_path", "stage_b", "stage_a", "semantic", "lora")
 _SEVERAL = ("model_path", "upsampler_paths")
@@ -53,7 +53,7 @@ class ModelFolder:
 
 
 def trained_models() -> dict[str, ModelFolder]:
-    """The models that come along, by name: ``load(NAME)`` loads one, and its ``card`` tells what it is."""
+    """The bundled models, by name: ``load(NAME)`` loads one, and its ``card`` tells what it is."""
     return dict(_shipped())
 
 
@@ -75,7 +75,7 @@ def open_model(location: str) -> ModelFolder | None:
         return _shipped()[location]
     if re.fullmatch(r"[\w-]+", location):
         known = f"({', '.join(_shipped()) or 'none'}){nearest(location, _shipped())}"
-        raise InputError(f"{location} is no file or folder here, and no model that comes along {known}")
+        raise InputError(f"{location} is no file or folder here, and no bundled model {known}")
     return None
 
 

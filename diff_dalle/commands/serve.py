@@ -19,8 +19,8 @@ class ModelsConfig:
 
     models: tuple[str, ...] = option(
         (),
-        "models to serve: names of models that come along, model folders and checkpoints, each shown by its own name "
-        "or as NAME=PATH says; none = all that come along",
+        "models to serve: names of bundled models, model folders and checkpoints, each shown by its own name "
+        "or as NAME=PATH says; none = all bundled models",
     )
     upsampler_paths: tuple[str, ...] = option(
         (), f"upsampler checkpoints, in order of increasing resolution{_OF_A_MODEL}"

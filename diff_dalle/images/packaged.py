@@ -1,4 +1,4 @@
-"""Plug-ins that come along, over other packages: what finds faces, and what finds what is salient.
+"""Bundled plug-ins, over other packages: what finds faces, and what finds what is salient.
 
 Each is made by a function without arguments, which ``plugins.BUILT_IN`` names: it imports the package.
 """

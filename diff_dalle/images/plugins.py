@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import Fault, InputError, nearest
 
-#: Those that come along, by group and name, each as what makes it.
+#: The bundled ones, by group and name, each as what makes it.
 BUILT_IN = {
     "diff_dalle.faces": {"insightface": "diff_dalle.images.packaged:faces_of_insightface"},
     "diff_dalle.saliency": {"opencv": "diff_dalle.images.packaged:saliency_of_opencv"},
@@ -46,7 +46,7 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 
 def load_plugin(group: str, name: str, setting: str, otherwise: str = "") -> Any:
-    """What the entry point ``name`` of a group stands for, or what comes along under this name; without a name the only
+    """What the entry point ``name`` of a group stands for, or the bundled one of this name; without a name the only
     one, installed ones first. InputError, which names the setting, for one that is not installed or cannot be imported.
     otherwise: what can be done instead."""
     found, along = installed(group), BUILT_IN.get(group, {})

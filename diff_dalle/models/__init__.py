@@ -1,6 +1,6 @@
 """The networks, beside the dataclasses that configure them.
 
-Called, as ``diff_dalle.models()``, the package lists the trained models that come along, as does
+Called, as ``diff_dalle.models()``, the package lists the bundled models, as does
 ``diff_dalle.trained_models``: a function of this name would be hidden as soon as the package is imported.
 """
 

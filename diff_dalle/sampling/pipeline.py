@@ -385,8 +385,8 @@ def load(
     """Generators and decoders ready to sample, from model or EMA checkpoints.
 
     path:            ``ema_….pt`` (better images) or ``model….pt``, local or remote; empty = upsamplers alone. A decoder
-                     may be one file, or a list of files with one U-Net each. A model folder, or the name of a model
-                     that comes along (``models()``), brings its upsamplers and stages where none are given.
+                     may be one file, or a list of files with one U-Net each. A model folder, or the name of a
+                     bundled model (``models()``), brings its upsamplers and stages where none are given.
     device:          auto, cpu, cuda, cuda:1, mps, …; auto = CUDA if available, else MPS, else the CPU.
     precision:       auto, fp32, bf16 or fp16.
     bpe_path:        the tokenizers' merge file, for checkpoints of earlier versions that do not hold theirs.

@@ -1,1 +1,1 @@
-"""Models that come along, a folder each: see ``checkpoints/model_folder.py``. ``diff_dalle.models()`` lists them."""
+"""Bundled models, a folder each: see ``checkpoints/model_folder.py``. ``diff_dalle.models()`` lists them."""

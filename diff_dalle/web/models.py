@@ -74,7 +74,7 @@ class Models:
                 raise InputError(Fault("models", f"has two of the name {name}: name one of them, as NAME=PATH"))
             self.served[name] = Served(name, path)
         if not self.served:
-            raise InputError(Fault("models", "is none, and no model comes along: give checkpoints"))
+            raise InputError(Fault("models", "is none, and no model is bundled: give checkpoints"))
         for model, path in self._of_models(config.upsampler_paths, "upsampler_paths"):
             model.upsamplers.append(path)
         for model, given in self._of_models(config.lora, "lora"):

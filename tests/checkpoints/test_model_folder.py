@@ -1,4 +1,4 @@
-"""Model folders: what is written, what a location means, what is refused, and the models that come along."""
+"""Model folders: what is written, what a location means, what is refused, and the bundled models."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The layouts of other projects whose files stand wherever a checkpoint of a network is asked for.
+"""The layouts of other projects whose files load like our own checkpoints.
 
 To add one: a row of ``LAYOUTS``.
 """

@@ -11,7 +11,7 @@ from .emoji import EMOJI
 from .generator import GENERATOR
 from .shapes import SHAPES
 
-#: What to ask of each model that comes along. Of the emoji, those with a skin tone were not in its training data.
+#: What to ask of each bundled model. Of the emoji, those with a skin tone were not in its training data.
 PROMPTS = {
     "emoji": "woman astronaut light skin tone|woman running dark skin tone|police officer medium skin tone|red heart",
     "shapes": "a large red circle in the top left|a small blue square to the right of a yellow triangle",
@@ -33,7 +33,7 @@ class DemoConfig:
 
 
 def show_first_pictures(demo: Demo) -> None:
-    """Sample a few pictures of each model that comes along, before any training."""
+    """Sample a few pictures of each bundled model, before any training."""
     for name in trained_models():
         sampled = f"--model_path {name} --logdir {{home}}/first_pictures/{name} --prompts {{prompts}}"
         demo.run(f"sample.py {sampled}", prompts=PROMPTS[name])

@@ -1,4 +1,4 @@
-"""Networks of the demo that are trained side by side, and the models that come along, made of such networks."""
+"""Networks of the demo that are trained side by side, and the bundled models, made of such networks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def trained_file(logdir: Path) -> Path:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model that comes along.
+    """A bundled model.
 
     networks: by name, of FLAGS and JUDGE; two are trained at a time, and the last one's output is shown.
     shown:    folder of shards of which examples are shown. captions: one from which the vocabulary of so many merges is
