@@ -45,6 +45,10 @@ _REASONS = {
     IsADirectoryError: "is a folder, not a file",
     PermissionError: "cannot be read or written: permission denied",
 }
+S3_ACCESS = (
+    " (keys: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or aws configure; region: AWS_DEFAULT_REGION; another server "
+    "than Amazon's: AWS_ENDPOINT_URL)"
+)
 # By name, since a library may not be installed: errors of urllib3 that tell of a lost connection.
 _LOST = {"ProtocolError", "TimeoutError", "NewConnectionError", "SSLError", "ProxyError"}
 _LOST |= {"HTTPClientError", "IncompleteReadError"}  # botocore
@@ -149,4 +153,5 @@ class explained:  # a class, like contextlib.suppress: a generator would cost mo
         if full_disk(error):
             raise no_space(self.path) from error
         reason = next((text for known, text in _REASONS.items() if issubclass(_kind(error), known)), f"failed: {error}")
-        raise InputError(f"{self.path} {reason}") from error
+        refused = self.path.startswith("s3://") and status_of(error) in (None, 401, 403)
+        raise InputError(f"{self.path} {reason}{S3_ACCESS if refused else ''}") from error

@@ -1,6 +1,8 @@
 """s3:// on moto's server, and on a web server with faults."""
 
+import boto3
 import pytest
+from botocore.exceptions import ClientError
 
 from diff_dalle import storage
 from diff_dalle.config import InputError
@@ -168,3 +170,29 @@ def test_a_request_that_the_store_found_too_slow_is_repeated(bucket, monkeypatch
     errors[:] = ["InvalidArgument"]
     with pytest.raises(InputError, match="InvalidArgument"):
         storage.write_bytes(f"{bucket}/a", b"log")
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_without_access_the_variables_are_named(monkeypatch, bucket, moto, missing, tmp_path):
+    """Without keys, and where the server refuses them; a file that is not there is another matter."""
+    with pytest.raises(InputError) as error:
+        storage.read_bytes(f"{bucket}/nothing.pt")
+    assert "AWS_" not in str(error.value)
+    if missing:
+        for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(f"AWS_{name}")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which keeps the keys
+        use(monkeypatch, moto)
+    else:
+        refusal = {"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+
+        def refuse(self, *call):
+            raise ClientError(refusal, "GetObject")
+
+        monkeypatch.setattr(objects.S3, "request", refuse)
+    with pytest.raises(InputError) as error:
+        storage.read_bytes(f"{bucket}/a.pt")
+    words = "permission denied" if not missing else "Unable to locate credentials"
+    assert words in str(error.value) and "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in str(error.value)
+    assert "AWS_ENDPOINT_URL)" in str(error.value)
