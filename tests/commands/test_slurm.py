@@ -27,8 +27,15 @@ OF_A_STEP = {
 OF_A_JOB = {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "SLURM_SUBMIT_DIR"}
 SRUN = r"""#!/usr/bin/env bash
 while [[ "$1" == --* ]]; do
-    case "$1" in --cpu-bind=none | --kill-on-bad-exit=0) shift ;; *) echo "srun: unknown $1" >&2; exit 9 ;; esac
+    case "$1" in
+        --ntasks=*) TASKS=${1#*=} ;;
+        --ntasks-per-node=*) [ "${1#*=}" == "$SLURM_GPUS_ON_NODE" ] ;;
+        --cpu-bind=none | --kill-on-bad-exit=0) ;;
+        *) echo "srun: unknown $1" >&2; exit 9 ;;
+    esac
+    shift
 done
+TASKS=${TASKS:-1}
 [ -z "${END_WITH:-}" ] || exit "$END_WITH"
 export SLURM_STEP_NUM_TASKS=$TASKS SLURM_STEP_TASKS_PER_NODE=$TASKS SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST
 export SLURM_STEP_ID=0
@@ -81,7 +88,7 @@ def submit(launcher: str, commands: Path, *arguments: object, **variables: objec
     """What the job prints, and its status."""
     path = os.pathsep.join([str(commands), os.path.dirname(sys.executable), os.environ["PATH"]])
     job = {"SLURM_JOB_ID": free_job(), "SLURM_JOB_NODELIST": "127.0.0.1,elsewhere", "SLURM_JOB_NUM_NODES": 1}
-    job |= {"SLURM_SUBMIT_DIR": ROOT, "PATH": path, "PYTHONPATH": ROOT, "VIRTUAL_ENV": "active", **variables}
+    job |= {"SLURM_GPUS_ON_NODE": 2, "SLURM_SUBMIT_DIR": ROOT, "PATH": path, "PYTHONPATH": ROOT, "VIRTUAL_ENV": "active", **variables}
     env = {**environment(), **{name: str(value) for name, value in job.items()}}
     command = ["bash", str(SLURM / launcher), *map(str, arguments)]
     return subprocess.run(command, env=env, cwd=commands, capture_output=True, text=True, timeout=240)
@@ -92,7 +99,7 @@ def test_they_are_valid_and_say_what_sbatch_knows(launcher):
     text = (SLURM / launcher).read_text()
     subprocess.run(["bash", "-n", SLURM / launcher], check=True)
     options = re.findall(r"^#+SBATCH --([\w-]+)", text, re.MULTILINE)
-    assert len(options) == len({*options}) > 8 and {*options} <= SBATCH
+    assert len(options) == len({*options}) > 7 and {*options} <= SBATCH
     assert {*re.findall(r"SLURM_\w+", text)} <= OF_A_JOB
     for script in re.findall(r"scripts/\S+\.\w+", text):
         assert (ROOT / script).is_file(), script
@@ -103,14 +110,19 @@ def test_what_processes_read_is_what_srun_sets():
     assert OF_A_STEP <= read <= OF_A_STEP | OF_A_JOB
 
 
-@pytest.mark.parametrize(
-    ("launcher", "variables"), [("train.sh", {"TASKS": 2}), ("torchrun.sh", {"TASKS": 1, "SLURM_GPUS_ON_NODE": 2})]
-)
-def test_two_processes_meet(tmp_path, commands, launcher, variables):
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_meet(tmp_path, commands, launcher):
+    """As many as the node has GPUs."""
     (tmp_path / "job.py").write_text(JOB)
-    result = submit(launcher, commands, tmp_path / "job.py", "two words", **variables)
+    result = submit(launcher, commands, tmp_path / "job.py", "two words")
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout == "[(0, 0, 2), (1, 1, 2)] True\n['two words']\n"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_without_gpus_says_how_to_ask_for_them(commands, launcher):
+    result = submit(launcher, commands, "x.py", SLURM_GPUS_ON_NODE="")
+    assert result.returncode and "error: the job has no GPUs: sbatch --gpus-per-node N" in result.stderr
 
 
 def test_a_job_that_saved_before_its_time_limit_goes_back_into_the_queue(commands):
