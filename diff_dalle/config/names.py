@@ -15,15 +15,13 @@ T = TypeVar("T")
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint ``; did you mean X?`` for a name that is not among ``names``, or an empty string: the one that other
     projects call so, else the shortest that begins so, else one that is spelled much alike."""
-    known = {_plain(each): each for each in names}
-    plain = _plain(name)
-    if plain in OTHER_NAMES:
-        found = [each for each in (plain, *OTHER_NAMES[plain]) if each in known]
-    else:
+    known, plain = {_plain(each): each for each in names}, _plain(name)
+    meant = OTHER_NAMES.get(plain, (plain,))
+    found = [each for each in (plain, *meant) if each in known]
+    if meant and not found:
         begun = [each for each in known if len(plain) > 2 and each.startswith(plain)]
         cutoff = 0.6 if len(plain) <= 4 else 0.7  # of a short word one letter is much
-        close = difflib.get_close_matches(plain, known, n=1, cutoff=cutoff)
-        found = [each for each in known if each == plain] + sorted(begun, key=len) + close
+        found = sorted(begun, key=len) or difflib.get_close_matches(plain, known, n=1, cutoff=cutoff)
     return f"; did you mean {known[found[0]]}?" if found else ""
 
 

@@ -88,7 +88,8 @@ def submit(launcher: str, commands: Path, *arguments: object, **variables: objec
     """What the job prints, and its status."""
     path = os.pathsep.join([str(commands), os.path.dirname(sys.executable), os.environ["PATH"]])
     job = {"SLURM_JOB_ID": free_job(), "SLURM_JOB_NODELIST": "127.0.0.1,elsewhere", "SLURM_JOB_NUM_NODES": 1}
-    job |= {"SLURM_GPUS_ON_NODE": 2, "SLURM_SUBMIT_DIR": ROOT, "PATH": path, "PYTHONPATH": ROOT, "VIRTUAL_ENV": "active", **variables}
+    job |= {"SLURM_GPUS_ON_NODE": 2, "SLURM_SUBMIT_DIR": ROOT, "PATH": path, "PYTHONPATH": ROOT}
+    job |= {"VIRTUAL_ENV": "active", **variables}
     env = {**environment(), **{name: str(value) for name, value in job.items()}}
     command = ["bash", str(SLURM / launcher), *map(str, arguments)]
     return subprocess.run(command, env=env, cwd=commands, capture_output=True, text=True, timeout=240)

@@ -64,6 +64,7 @@ def test_flags_of_other_projects(command, expected):
         ("batch", ["batch_size", "big_batch"], "batch_size"),
         ("image-size", ["image_size", "images"], "image_size"),
         ("imag", ["image_sizes", "images"], "images"),
+        ("steps", ["epoch", "step"], "step"),
     ],
 )
 def test_values_and_beginnings(name, names, ours):
