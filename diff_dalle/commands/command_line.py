@@ -75,7 +75,7 @@ def _parser(
     which all presets and the examples are read; briefly: with the settings that people set alone."""
     text = usage(sys.argv[0], subcommand) if helps else ""
     flags = {leaf.name: group for group in groups(config_class) for leaf in group.flags}
-    brief = flags.keys()
+    brief = {*flags}
     if briefly and len(flags) > MOST:
         brief = {name for name, group in flags.items() if name in COMMON and not group.only_checks}
     left_out = f"{len(flags) - len(brief)} more settings: --help_all" if len(brief) < len(flags) else None
