@@ -117,7 +117,7 @@ class Pipeline:
         return "\n".join([f"Pipeline on {first.device} in {first.precision}:", *networks])
 
     def to(self, device: str | torch.device) -> Pipeline:
-        """Move the networks to a device; those whose weights are not loaded yet will be loaded there. Returns itself.
+        """Change the device, where the weights are loaded at their next use. Returns itself.
 
         Raises InputError for a device that is not there, and for a pipeline that ``load`` did not make.
         """

@@ -52,7 +52,7 @@ class ConsoleTracker(Tracker):
         )
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        self.progress(step)
+        self.bar.update(step - self.bar.n)
         if self.bar.disable:
             self.note(self._timing(step))
         if (loss := scalars.get("loss")) is not None:

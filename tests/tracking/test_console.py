@@ -90,3 +90,10 @@ def test_the_second_step_tells_the_time_left(capsys, monkeypatch):
     console.progress(13)
     told = "The first step took 30.0 s.\nThe second step took 2.0 s: at this rate, 03:20 remain.\n"
     assert capsys.readouterr().out == told
+
+
+def test_a_loop_that_reports_no_progress_has_no_first_steps(capsys):
+    """Such as a script's own, which logs only."""
+    console = ConsoleTracker(Run(""))
+    console.log(1, {"loss": 0.5})
+    assert "The first step" not in capsys.readouterr().out
