@@ -27,6 +27,7 @@ def run_subcommand(commands: Mapping[str, Subcommand], description: str) -> list
     print and raise SystemExit(0); InputError for bad settings."""
     epilog = "COMMAND --help lists the flags of a command"
     parser = argparse.ArgumentParser(usage=usage(sys.argv[0], "COMMAND"), description=description, epilog=epilog)
+    parser.add_argument("--help_all", action="help", help=argparse.SUPPRESS)  # which each command has
     parser.add_argument("command", choices=commands)
     if not sys.argv[1:2]:
         complete(parser)
