@@ -7,12 +7,11 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from ..checkpoints.checkpoint import attention_order
@@ -21,6 +20,7 @@ from ..config import Fault, InputError, disagreements, given, named, quantity
 from ..distributed.world import SINGLE, World
 from ..text.tokenizer import Tokenizer
 from .bar import StepsBar
+from .calling import Calls, Loaded
 from .effects import check_used
 from .embedded import DecoderClip, embedded
 from .request import Request
@@ -32,29 +32,9 @@ from .steering import Steering
 from .summary import summary, warn_of_other_noise
 
 Upsampling = StageSettings | Mapping[str, Any]
-OUTPUT_TYPES = ("pil", "np", "pt")
 
 
-@dataclass(frozen=True)
-class Output:
-    """What calling a pipeline returns. images: a list of PIL images, an array or a tensor, as its ``output_type``
-    says."""
-
-    images: Any
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """What a pipeline was loaded from. arguments: of ``load``; paths: files by the settings that take them."""
-
-    arguments: Mapping[str, Any]
-    paths: Mapping[str, Sequence[str]]
-
-    def again(self, **changed: Any) -> Pipeline:
-        return load(**{**self.arguments, **changed})
-
-
-class Pipeline:
+class Pipeline(Calls):
     """A base generator and upsamplers, each of which upsamples the images of the stage before it; or upsamplers alone,
     for existing images. Made by ``load``.
 
@@ -66,7 +46,6 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[Stage], clip_make: str = "", clip_path: str = ""):
         self.stages, self.clip = list(stages), DecoderClip(stages, clip_make, clip_path)
-        self._loaded: _Loaded | None = None
         if not self.stages:
             raise InputError(f"a pipeline needs at least one generator: a base ({named('model_path')}) or an upsampler")
         for before, after in itertools.pairwise(self.stages):
@@ -109,91 +88,6 @@ class Pipeline:
     def step(self) -> int:
         """Training steps of the first stage."""
         return self.stages[0].saved.step
-
-    def __repr__(self) -> str:
-        """The networks, their image sizes and where they compute."""
-        networks = (f"  {each.path}: {each.saved.settings.title}, {each.image_size} pixels" for each in self.stages)
-        first = self.stages[0]
-        return "\n".join([f"Pipeline on {first.device} in {first.precision}:", *networks])
-
-    def to(self, device: str | torch.device) -> Pipeline:
-        """Change the device, where the weights are loaded at their next use. Returns itself.
-
-        Raises InputError for a device that is not there, and for a pipeline that ``load`` did not make.
-        """
-        self.__dict__.update(self._as_loaded.again(device=device).__dict__)
-        return self
-
-    @property
-    def _as_loaded(self) -> _Loaded:
-        if self._loaded is None:
-            raise InputError("this pipeline was made of stages: move and save those, or make it by load")
-        return self._loaded
-
-    def save(self, path: str, precision: str = "fp16") -> None:
-        """Write a folder with the networks' weights, as safetensors, and a card. ``load`` takes it.
-
-        path: the folder, local or remote, without a model. precision: fp16 or fp32.
-
-        Raises InputError for a place that cannot be written or holds a model already, for LoRAs and a ControlNet, which
-        have files of their own, and for a pipeline that ``load`` did not make.
-        """
-        from ..sharing.card import CardTexts
-        from ..sharing.transfer import push_checkpoints
-
-        loaded = self._as_loaded
-        if adapters := [name for name in ("lora", "controlnet") if loaded.arguments[name]]:
-            raise InputError(f"{' and '.join(adapters)} would not be saved: load the pipeline without, or merge a LoRA")
-        place = path.rstrip("/")
-        texts = CardTexts(place.rpartition("/")[2], place, "a red circle")
-        push_checkpoints(loaded.paths, texts, "", precision, private=True)
-
-    def __call__(
-        self,
-        prompt: str | Sequence[str] | None = None,
-        num_inference_steps: int | None = None,
-        guidance_scale: float | None = None,
-        negative_prompt: str = "",
-        num_images_per_prompt: int = 1,
-        *,
-        height: int | None = None,
-        width: int | None = None,
-        generator: torch.Generator | None = None,
-        seed: int | None = None,
-        output_type: str = "pil",
-        callback: Watch | None = None,
-        **options: Any,
-    ) -> Output:
-        """``sample`` by the names of diffusers' pipelines.
-
-        num_images_per_prompt: images of each prompt, one after another.
-        height, width: of the images in pixels; both, or neither for those of training.
-        generator: draws the seed; or give ``seed``. Neither = 0.
-        output_type: pil = a list of PIL images, np = uint8 [N, height, width, 3], pt = float32 [N, 3, height, width]
-                   from 0 to 1.
-        callback:  ``watch`` of ``sample``.
-        options:   more of ``sample``'s.
-
-        Raises InputError as ``sample``, for one of height and width alone, and for a generator beside a seed.
-        """
-        if output_type not in OUTPUT_TYPES:
-            raise InputError(Fault("output_type", f"must be one of {', '.join(OUTPUT_TYPES)}", output_type))
-        if (height is None) != (width is None):
-            raise InputError("height and width are given together, or neither")
-        if generator is not None and seed is not None:
-            raise InputError("generator and seed exclude each other: give one of them")
-        if generator is not None:
-            seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt)
-        repeated = [each or "" for each in prompts for _ in range(num_images_per_prompt)]
-        named_here = {"steps": num_inference_steps, "guidance_scale": guidance_scale}
-        options |= {name: value for name, value in named_here.items() if value is not None}
-        options |= {"size": (height, width)} if height is not None else {}
-        options |= {"negative_prompt": negative_prompt} if negative_prompt else {}
-        images = self.sample(repeated, seed or 0, watch=callback, **options)
-        if output_type == "pt":
-            return Output(torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255)
-        return Output(images if output_type == "np" else [Image.fromarray(each) for each in images])
 
     def sample(
         self,
@@ -446,5 +340,5 @@ def load(
         "stage_a": [stage_a],
         "semantic": [semantic],
     }
-    pipeline._loaded = _Loaded(arguments, {role: files for role, files in roles.items() if any(files)})
+    pipeline.loaded = Loaded(load, arguments, {role: files for role, files in roles.items() if any(files)})
     return pipeline
