@@ -213,7 +213,7 @@ def _sources(given: Mapping[str, str]) -> list[Source]:
 
 def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[str] = (), subcommand: str = "") -> Any:
     helps = is_asked() or not {*HELPS}.isdisjoint(argv)
-    parser = _parser(config_class, description, kinds, subcommand, helps, HELPS[-1] not in argv)
+    parser = _parser(config_class, description, kinds, subcommand, helps, "--help_all" not in argv)
     complete(parser, subcommand)
     kind = _kind_of(config_class)
     namespace, unknown = parser.parse_known_args(argv)

@@ -82,10 +82,11 @@ def test_seeds_of_a_recipe_are_one_column_of_medians_and_ranges():
     fast, slow, never = course("a", 1.0), course("a", 0.0, 0.0, 1.0), course("a", 0.1, 0.2, 0.3, 0.4)
     first, other = Recipe.of([fast, slow, never, course("b", 0.0, 1.0)])
     assert first.to((ALL, 0.5)) == [(5.0, 2.5), (25.0, 12.5), (math.inf, math.inf)]
-    assert first.reached((ALL, 0.5)) == ["25 (5 to > 30)", "12 (2 to > 15)", "125 (25 to > 150)"]
+    assert first.reached((ALL, 0.5)) == ["25 (5 to > 40)", "12 (2 to > 20)", "125 (25 to > 200)"]
     assert other.ratio(first, (ALL, 0.5)) == "0.60" and first.last(ALL) == "1.00 (0.40–1.00)"
     half = Recipe([slow, never])  # has not reached it
-    assert half.ratio(other, (ALL, 0.5)) == "> 2.67" and half.reached((ALL, 0.5))[0] == "> 40 (25 to > 40)"
+    assert half.ratio(other, (ALL, 0.5)) == "> 2.33" and half.reached((ALL, 0.5))[0] == "> 40 (25 to > 40)"
+    assert half.last(ALL) == "0.70 (0.40–1.00)"  # not the better one
     assert "| 1.00 (0.40–1.00) | 1.00 (0.95–1.00) |" in comparison([fast, slow, never, course("b", 0.0, 1.0)])
 
 

@@ -10,14 +10,14 @@ one schedule for each recipe; the peer's rate is constant. Each recipe of ours i
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Protocol, cast
 
 import numpy as np
@@ -274,7 +274,7 @@ class Recipe:
     """What is said of a side's courses, one for each seed: medians and ranges."""
 
     def __init__(self, courses: Sequence[Course]):
-        self.courses, self.name, self.seconds = courses, courses[0].name, _median(c.last.seconds for c in courses)
+        self.courses, self.name, self.seconds = courses, courses[0].name, median(c.last.seconds for c in courses)
 
     @classmethod
     def of(cls, courses: Sequence[Course]) -> list[Recipe]:
@@ -286,8 +286,8 @@ class Recipe:
         return sorted(course.crossing(level) or (math.inf, math.inf) for course in self.courses)
 
     def median(self, level: Level) -> float:
-        """Seconds to the level."""
-        return _median(seconds for seconds, _ in self.to(level))
+        """Seconds to the level; infinite where half of the courses did not reach it."""
+        return median(seconds for seconds, _ in self.to(level))
 
     def ratio(self, first: Recipe, level: Level) -> str:
         """Of the seconds to a level to those of the first; what is known of it if one of them did not reach it."""
@@ -299,11 +299,10 @@ class Recipe:
     def reached(self, level: Level) -> list[str]:
         """Seconds, steps and images to a level."""
         batch = self.courses[0].batch_size
-        lasts = sorted((course.last.seconds, course.last.steps) for course in self.courses)
+        ends = max(course.last.seconds for course in self.courses), max(course.last.steps for course in self.courses)
         cells = []
         for column, unit in ((0, 1), (1, 1), (1, batch)):
-            found = [unit * each[column] for each in self.to(level)]
-            cells.append(_range(found, _median(unit * each[column] for each in lasts)))
+            cells.append(_range([unit * each[column] for each in self.to(level)], unit * ends[column]))
         return cells
 
     def points(self) -> Iterator[list[Point]]:
@@ -317,22 +316,17 @@ class Recipe:
         return f"{score:.2f} ({low:.2f}–{high:.2f})"
 
 
-def _median(values: Iterable[float]) -> float:
-    """The middle one, or the higher of two: a level that half of the courses reach has not been reached."""
-    return statistics.median_high(values)
-
-
 def _at(points: Sequence[Point], name: str) -> tuple[float, float, float, float]:
     """Seconds, median score and range of points of one slice; of a single one its interval."""
     seconds, scores = max(point.seconds for point in points), [point.score(name) for point in points]
     row = points[0].rows[name]
     low, high = (row.low, row.high) if len(points) == 1 else (min(scores), max(scores))
-    return seconds, _median(scores), low, high
+    return seconds, median(scores), low, high
 
 
 def _range(values: Sequence[float], end: float) -> str:
     """Median and range of ascending values. end: what those that are infinite are beyond."""
-    low, middle, high = (_cell(value, end) for value in (values[0], _median(values), values[-1]))
+    low, middle, high = (_cell(value, end) for value in (values[0], median(values), values[-1]))
     return middle if len(values) == 1 else f"{middle} ({low} to {high})"
 
 
@@ -349,7 +343,7 @@ def comparison(courses: Sequence[Course]) -> str:
         ["parameters, M", *(f"{each.courses[0].parameters / 1e6:.1f}" for each in recipes)],
         ["precision", *(each.courses[0].precision for each in recipes)],
         ["images per step", *(each.courses[0].batch_size for each in recipes)],
-        ["images per second", *(f"{_median(c.images_per_second for c in each.courses):.0f}" for each in recipes)],
+        ["images per second", *(f"{median(c.images_per_second for c in each.courses):.0f}" for each in recipes)],
     ]
     for level in LEVELS:
         columns = [each.reached(level) for each in recipes]

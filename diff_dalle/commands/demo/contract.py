@@ -41,8 +41,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Demo:
-    """home: folder for all files. quick: train for a fraction of the time. checkout: folder that holds
-    scripts/."""
+    """home: folder for all files. quick: train for a fraction of the time. checkout: folder that holds scripts/."""
 
     home: Path
     quick: bool
