@@ -13,7 +13,20 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..checkpoints.kinds import TRAINING_COMMANDS
-from ..config import FlagText, InputError, Leaf, Section, checked, dump, leaves, members, nearest, shown, type_name
+from ..config import (
+    FlagText,
+    InputError,
+    Leaf,
+    Section,
+    checked,
+    dump,
+    leaves,
+    members,
+    nearest,
+    shown,
+    title_of,
+    type_name,
+)
 from ..config.expectations import MUST_EQUAL
 from .common_flags import COMMON, MOST
 from .completion import complete, is_asked, suggest
@@ -51,11 +64,6 @@ def groups(config_class) -> Iterator[Group]:
     for key, member in sections.items():
         title = title_of(member.config) + (f" (flags with {member.prefix})" if member.prefix else "")
         yield _group(title, member.config, list(leaves(member.config, (key,), member.prefix, not member.flags)))
-
-
-def title_of(config_class) -> str:
-    """The first line of a config class's docstring."""
-    return (config_class.__doc__ or config_class.__name__).strip().splitlines()[0].rstrip(".")
 
 
 def _group(title: str, config_class, found: Sequence[Leaf]) -> Group:

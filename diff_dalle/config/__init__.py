@@ -32,6 +32,7 @@ from .declaration import (
     refusal,
     section,
     settings,
+    title_of,
     type_hints,
 )
 from .dicts import Change, differences, dump, entries, redacted, setting_changes, to_dict
@@ -110,6 +111,7 @@ __all__ = [
     "shown",
     "spelled",
     "spelled_path",
+    "title_of",
     "to_dict",
     "type_hints",
     "type_name",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
+import textwrap
 import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, replace
@@ -12,7 +14,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import dataclass_transform
 
-from .errors import Fault, InputError, path_of, quantity
+from .errors import Fault, InputError, cut, path_of, quantity
 from .names import nearest
 
 Needs = tuple[tuple[str, ...], ...]  # the names of other settings, each with the values that give this one an effect
@@ -131,12 +133,42 @@ Config = TypeVar("Config")
 @dataclass_transform(frozen_default=True)
 def settings(config_class: type[Config]) -> type[Config]:
     """A class of settings: a frozen dataclass. When one is made, its settings are checked as they are declared, and by
-    the ``faults`` that the class may have, a method that yields what is wrong with several settings.
+    the ``faults`` that the class may have, a method that yields what is wrong with several settings. Its docstring, and
+    so ``help()``, lists them.
 
     Raises InputError with all of it, one fault a setting.
     """
     config_class.__post_init__ = check_declared  # type: ignore[attr-defined]
-    return dataclass(frozen=True)(config_class)
+    made = dataclass(frozen=True)(config_class)
+    made.__doc__ = _Documentation(made.__doc__ or "")  # type: ignore[assignment]
+    return made
+
+
+class _Documentation:
+    """A docstring of a config class, to which its settings are added when somebody asks for it."""
+
+    def __init__(self, text: str):
+        self.text = inspect.cleandoc(text)
+
+    def __get__(self, config: Any, config_class: Any) -> str:
+        listed = (_described(key, member) for key, member in members(config_class).items())
+        return "\n".join([self.text, "", "Settings:", *listed])
+
+
+def title_of(config_class) -> str:
+    """The first line of a config class's docstring."""
+    return (config_class.__doc__ or config_class.__name__).strip().splitlines()[0].rstrip(".")
+
+
+def _described(key: str, member: Leaf | Section) -> str:
+    """A setting or section in a docstring: its name, type and default, and below them its help."""
+    if isinstance(member, Section):
+        return f"    {key}: {member.config.__name__}\n        {title_of(member.config)}"
+    rules = [f"one of {', '.join(member.choices)}"] if member.choices else []
+    rules += [member.bounds.rule] if member.bounds != Bounds() else []
+    text = textwrap.fill("; ".join([member.help, *rules]), 100, break_on_hyphens=False)
+    head = f"    {key}: {inspect.formatannotation(member.type)} = {cut(repr(member.default))}"
+    return f"{head}\n{textwrap.indent(text, ' ' * 8)}"
 
 
 def check_declared(self) -> None:
