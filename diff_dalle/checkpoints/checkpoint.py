@@ -21,7 +21,7 @@ from .. import storage
 from ..config import InputError, quantity, quoted
 from .content import DamagedError, check_header, check_state, read_archive
 from .model_folder import find_file
-from .safetensors import HEADER, WEIGHTS, read_weights_file
+from .safetensors import HEADER, WEIGHTS, read_safetensors, read_weights_file
 
 FORMAT = 1
 ROLES = {
@@ -193,6 +193,22 @@ def read_foreign(path: str) -> dict[str, Tensor]:
     if (state := weights_in(content)) is None:
         none = "does not hold weights named as in Improved Diffusion, Guided-Diffusion and GLIDE"
         raise InputError(f"{path} {none}")
+    check_state({"role": "model", "state": state}, path, size)
+    return state
+
+
+def named_tensors(path: str) -> dict[str, Tensor] | None:
+    """The tensors of a file that another package has written, alone or as its ``state_dict``; None for a file that
+    holds anything else. DamagedError as ``load_file``."""
+    if path.endswith(WEIGHTS):
+        if not storage.exists(path):
+            raise DamagedError(f"{path} does not exist")
+        return read_safetensors(path)[0]
+    content, size = read_archive(path, values=True)
+    found = content.get("state_dict", content) if isinstance(content, Mapping) else None
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        return None
+    state = {name: value.detach() for name, value in found.items()}  # some are parameters
     check_state({"role": "model", "state": state}, path, size)
     return state
 

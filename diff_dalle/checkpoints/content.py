@@ -9,22 +9,26 @@ import contextlib
 import io
 import math
 import os
-import pickletools
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .. import storage
 from ..config import InputError
+from .pickles import MAX_OPERATIONS, operations
 
 MAX_PICKLE = 16 * 2**20  # bytes of everything but the tensors' values; a network of 10^9 weights has under 1 MiB
 MAX_VALUES = 500_000  # of a state or config; the optimizer of a network with 10^5 weight tensors has as many
 MAX_DEPTH = 32
+MAX_TENSORS = 20_000  # of a network or LoRA; our largest cascade has a tenth
+MAX_NAME = 500  # characters, of a tensor
+MAX_DIMENSIONS = 8  # our networks have at most five
+MAX_ELEMENTS = 2**40  # of a tensor, dimensions of zero left out: none is larger, and strides fit 64 bits
 MAX_COUNT = 2**63 - 1  # of steps and samples
 
 LEGACY = b"l\xfc\x9cF\xf9 j\xa8P\x19."  # the end of the first of a file's pickles, before torch 1.6: a number
@@ -81,54 +85,73 @@ def _check_archive(file: BinaryIO, path: str, values: bool) -> None:
     values: read the whole file and compare it with its checksums. torch believes the sizes that the archive claims, and
             ignores the checksums that it writes.
     """
-    size = file.seek(0, 2)
+    size, data = file.seek(0, 2), b""
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            wrong = archive.testzip() if values else None
+            # torch finds names in any case
+            pickles = [entry for entry in entries if entry.filename.rpartition("/")[2].lower() == "data.pkl"]
+            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            if not stored or len(pickles) != 1 or sum(entry.file_size for entry in entries) > size:
+                raise ValueError
+            wrong, length = archive.testzip() if values else None, pickles[0].file_size
+            if wrong is None and length <= MAX_PICKLE:
+                data = archive.read(pickles[0])
     except Exception:  # zipfile raises many kinds on malformed headers
-        entries, wrong = [], None
-    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-    pickles = [entry.file_size for entry in entries if entry.filename.rpartition("/")[2] == "data.pkl"]
-    if not stored or len(pickles) != 1 or sum(entry.file_size for entry in entries) > size:
-        raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors")
+        raise DamagedError(f"{path} is truncated or is not a PyTorch file of plain tensors") from None
     if wrong is not None:
         raise DamagedError(f"{path} is damaged: the checksum of its entry {short(wrong)} is wrong")
-    if pickles[0] > MAX_PICKLE:
-        raise DamagedError(f"{path} holds {pickles[0]:,} bytes beside its tensors, more than {MAX_PICKLE:,}")
+    if length > MAX_PICKLE:
+        raise DamagedError(f"{path} holds {length:,} bytes beside its tensors, more than {MAX_PICKLE:,}")
+    _check_pickles(io.BytesIO(data), 1, path, f"{path} is truncated or is not a PyTorch file of plain tensors")
 
 
 def _check_legacy(file: BinaryIO, path: str) -> None:
     """DamagedError unless such a file has few bytes beside its tensors. It has no checksums."""
     file.seek(0)
-    start = io.BytesIO(file.read(MAX_PICKLE))
+    malformed = f"{path} is truncated, or holds more than {MAX_PICKLE:,} bytes beside its tensors"
+    _check_pickles(io.BytesIO(file.read(MAX_PICKLE)), _LEGACY_PICKLES, path, malformed)
+
+
+def _check_pickles(file: BinaryIO, count: int, path: str, malformed: str) -> None:
     try:
-        for _ in range(_LEGACY_PICKLES):
-            for _ in pickletools.genops(start):
-                pass
-    except Exception:  # pickletools raises many kinds on malformed pickles
-        raise DamagedError(f"{path} is truncated, or holds more than {MAX_PICKLE:,} bytes beside its tensors") from None
+        needed = operations(file, count)
+    except Exception:  # pickletools raises many kinds
+        raise DamagedError(malformed) from None
+    if needed > MAX_OPERATIONS:
+        raise DamagedError(f"{path} needs more than {MAX_OPERATIONS:,} operations to be read")
 
 
 def is_whole_number(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_COUNT
 
 
-#: Names of entries of a checkpoint file, a test of their values, and what these must be.
-_HEADER: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+def is_plain_text(value: Any) -> bool:
+    return type(value) is str
+
+
+#: Names of entries of a file, a test of their values, and what these must be.
+Entries: TypeAlias = "tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...]"
+_HEADER: Entries = (
     (("format", "step", "samples"), is_whole_number, "a whole number"),
-    (("role", "kind", "trainee", "vocabulary"), lambda value: type(value) is str, "a text"),
+    (("role", "kind", "trainee", "vocabulary"), is_plain_text, "a text"),
     (("tokenizer",), lambda value: value is None or type(value) is str, "a text"),
     (("state",), lambda value: type(value) is dict, "a mapping"),
 )
 
 
-def check_header(content: Mapping[str, Any], path: str) -> None:
-    """DamagedError unless every entry that ``save_file`` writes has its type and a possible value."""
-    for names, fits, what in _HEADER:
+def check_entries(content: Mapping[str, Any], entries: Entries, path: str) -> None:
+    """DamagedError unless every one of the ``entries`` has its type and a possible value. KeyError for a missing
+    one."""
+    for names, fits, what in entries:
         for name in names:
             if not fits(content[name]):
                 raise DamagedError(f"{path} is damaged: its {name} is {short(content[name])}, but must be {what}")
+
+
+def check_header(content: Mapping[str, Any], path: str) -> None:
+    """DamagedError unless every entry that ``save_file`` writes has its type and a possible value."""
+    check_entries(content, _HEADER, path)
     if type(content["config"]) is not dict or not all(map(is_plain, leaves_of(content["config"], path, "config"))):
         raise DamagedError(f"{path} is damaged: its config must be a mapping of settings with plain values")
 
@@ -188,10 +211,28 @@ def is_plain(value: Any) -> bool:
     return value is None or type(value) in (str, float, bool)
 
 
+def is_shape(shape: Sequence[int]) -> bool:
+    """Whether a tensor of a network may have a shape."""
+    return (
+        len(shape) <= MAX_DIMENSIONS and min(shape, default=0) >= 0 and math.prod(filter(None, shape)) <= MAX_ELEMENTS
+    )
+
+
+def check_names(names: Collection[Any], path: str) -> None:
+    """DamagedError for more tensors, or for longer names of them, than networks have."""
+    if len(names) > MAX_TENSORS:
+        raise DamagedError(f"{path} is damaged: it has {len(names):,} tensors, more than {MAX_TENSORS:,}")
+    for name in names:
+        if type(name) is str and len(name) > MAX_NAME:
+            rule = f"whose name has more than {MAX_NAME} characters"
+            raise DamagedError(f"{path} is damaged: it has a tensor {short(name)}…, {rule}")
+
+
 def is_whole(value: Any) -> bool:
     """Whether a value is an ordinary tensor that has stored as many numbers as its shape says."""
     return (
         type(value) is Tensor
+        and is_shape(value.shape)
         and value.layout is torch.strided
         and not value.is_quantized
         and value.device.type == "cpu"
@@ -212,6 +253,7 @@ def check_state(content: Mapping[str, Any], path: str, size: int) -> None:
         raise DamagedError(f"{path} is damaged: it has {size:,} bytes, but its tensors would need {total:,}")
     if content["role"] not in ("model", "ema"):
         return
+    check_names(content["state"], path)
     for name, value in content["state"].items():
         if type(name) is not str or type(value) is not Tensor:
             raise DamagedError(f"{path} is damaged: its weight {short(name)} is {short(value)}, but must be a tensor")
@@ -279,7 +321,8 @@ def _parameters(group: Any) -> int:
 def short(value: Any) -> str:
     """A value for a message: the shape of a tensor, the kind of a container."""
     if isinstance(value, Tensor):
-        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        many = f"with {value.ndim:,} dimensions"
+        return f"a {value.dtype} tensor {many if value.ndim > MAX_DIMENSIONS else f'of shape {tuple(value.shape)}'}"
     if isinstance(value, int) and abs(value) > MAX_COUNT:
         return "a number of 2^63 or more"  # Python refuses to write some as text
     if isinstance(value, (str, int, float)) or value is None:

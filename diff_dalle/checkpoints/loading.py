@@ -49,7 +49,7 @@ class SavedNetwork:
     def check(self, content: Mapping) -> nn.Module:
         """The network without weights, on the meta device. InputError when the file's weights would not fit it."""
         content = self.own(content)
-        with _described(self.path), without_values(), _at_most(len(content["state"])):
+        with _described(self.path), without_values(), at_most(len(content["state"])):
             model = self.build()
         check_weights(model, content, self.path)
         return model
@@ -131,7 +131,7 @@ def _described(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _at_most(count: int) -> Iterator[None]:
+def at_most(count: int) -> Iterator[None]:
     """InputError when this thread builds networks with many more weights than ``count`` inside the block: settings may
     describe more of them than the memory holds."""
     thread, left = threading.get_ident(), 2 * count + 1000  # a few too many are named one by one later

@@ -7,7 +7,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, BinaryIO
 
 import torch
@@ -15,18 +15,19 @@ from torch import Tensor, nn
 
 from .. import storage
 from ..config import InputError
-from ..models.adapters.lora import merge_low_rank
+from ..models.adapters.lora import DOWN, merge_low_rank
 from ..models.adapters.tokens import merge_tokens, unmerge_tokens
 from ..text.tokenizer import Tokenizer
 from ..text.trained_tokens import Kind, TrainedTokens, find_tokens, parse_token
 from .checkpoint import ROLES, load_file
-from .content import DamagedError
+from .content import DamagedError, Entries, check_entries, is_plain, is_plain_text, is_whole_number, short
 from .kinds import LORA_ENDING as ENDING
 from .model_folder import find_file, open_model
 from .safetensors import LORA_FORMAT as FORMAT
 from .safetensors import WEIGHTS, read_safetensors, tensor_names, text_of, write_safetensors
 
 DELTAS = "tokens.deltas"
+MAX_TEXTS = 1000  # module filters, and trained tokens
 
 
 @contextlib.contextmanager
@@ -131,7 +132,7 @@ def read_lora(path: str, foreign: bool = False) -> Lora:
         if is_own and foreign and (found := _foreign(path)):
             return found
         values, tensors = _own_file(path) if is_own else _of_run(path)
-        return Lora(path, _about(values), tensors)
+        return Lora(path, _about(values, tensors, path), tensors)
     except InputError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -200,16 +201,36 @@ def base_of(weights: Sequence[str], trainee: str) -> str:
     return {name: identity for name, _, identity in (text.rpartition("=") for text in weights)}[trainee]
 
 
-def _about(values: Mapping[str, Any]) -> LoraAbout:
-    """ValueError, TypeError or KeyError for anything that is missing or has another type."""
-    filters, tokens = tuple(values["module_filters"]), tuple(values["train_tokens"])
-    own = {name: values[name] for name in ("kind", "trainee", "base", "rank", "alpha")}
-    about = LoraAbout(**own, module_filters=filters, train_tokens=tokens, clip=values.get("clip", ""))
-    texts = (about.kind, about.trainee, about.base, about.clip, *filters, *tokens)
-    numbers = type(about.rank) is int and about.rank > 0 and isinstance(about.alpha, (int, float))
-    if not numbers or not math.isfinite(about.alpha) or not all(isinstance(text, str) for text in texts):
-        raise ValueError
-    return about
+def _is_factor(value: Any) -> bool:
+    return type(value) in (int, float) and is_plain(value) and math.isfinite(value)
+
+
+def _are_texts(value: Any) -> bool:
+    return (
+        type(value) is list
+        and len(value) <= MAX_TEXTS
+        and all(is_plain_text(each) and len(each) < 1000 for each in value)
+    )
+
+
+#: What metadata and settings say; see ``check_entries``.
+_ABOUT: Entries = (
+    (("kind", "trainee", "base", "clip"), is_plain_text, "a text"),
+    (("rank",), lambda value: is_whole_number(value) and value > 0, "a whole number above 0"),
+    (("alpha",), _is_factor, "a finite number"),
+    (("module_filters", "train_tokens"), _are_texts, f"a list of up to {MAX_TEXTS:,} texts, below 1,000 characters"),
+)
+
+
+def _about(values: Mapping[str, Any], tensors: Mapping[str, Tensor], path: str) -> LoraAbout:
+    """DamagedError for values of other types, and for pairs of another rank. KeyError for one that is missing."""
+    values = {"clip": "", **values}
+    check_entries(values, _ABOUT, path)
+    for name, value in tensors.items():
+        if name.endswith(f".{DOWN}") and (value.ndim != 2 or len(value) != values["rank"]):
+            raise DamagedError(f"{path} is damaged: its rank is {values['rank']}, but its {name} is {short(value)}")
+    own = {name: value if type(value) is not list else tuple(value) for name, value in values.items()}
+    return LoraAbout(**{field.name: own[field.name] for field in fields(LoraAbout)})
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from .. import storage
-from ..config import InputError, named
-from .content import DamagedError, as_local_file
+from ..config import InputError, cut, named
+from .content import DamagedError, as_local_file, check_names, is_shape
 
 WEIGHTS = ".safetensors"  # how the names of such files end
 FORMAT = "diff_dalle weights 1"  # of files of weights
 LORA_FORMAT = "diff_dalle LoRA 1"  # of LoRAs, which end alike; see lora_file.py
 HEADER = ("format", "role", "step", "samples", "trainee", "kind", "config", "tokenizer", "vocabulary")
-MAX_HEADER = 2**24  # bytes; 10^5 tensors have as many
+MAX_HEADER = 2**23  # bytes; 20,000 tensors and a vocabulary have half of it
 METADATA = "__metadata__"
 CHECKSUM = "sha256"  # of the elements, among the texts; other writers leave it out
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.int64: "I64"}  # the counts of norms are whole numbers
@@ -103,10 +103,13 @@ def read_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     with as_local_file(path) as local:
         try:
             with safe_open(local, "pt") as file:
-                texts = file.metadata() or {}
-                for name in file.keys():  # noqa: SIM118  # it is no mapping
+                texts, names = file.metadata() or {}, file.keys()
+                check_names(names, path)
+                for name in names:
                     if (dtype := file.get_slice(name).get_dtype()) not in _TYPES:
                         raise _damaged(path, f"{name} is {dtype}, but only {', '.join(_TYPES)} are known")
+                    if not is_shape(shape := file.get_slice(name).get_shape()):
+                        raise _damaged(path, f"{name} has the shape {cut(str(shape))}, which no weight has")
                     value = file.get_tensor(name)  # mapped
                     tensors[name] = value.to(torch.float32 if value.is_floating_point() else value.dtype, copy=True)
         except SafetensorError as error:

@@ -25,7 +25,7 @@ from ..config import InputError
 from ..distributed.parallel import is_written, own_rows
 from ..distributed.world import World
 from .checkpoint import INDEX, Identity, file_name, load_file, save_file
-from .content import DamagedError, numbered, replaced
+from .content import DamagedError, is_shape, numbered, replaced
 
 ROLE = "sharded"
 DTYPES = {
@@ -214,7 +214,7 @@ def _names(given: Any) -> Iterator[str]:
 
 def _stored(entry: Mapping[str, Any]) -> Stored:
     shape, rows = torch.Size(entry["shape"]), entry["rows"]
-    if min(shape, default=0) < 0 or rows.dtype is not torch.int64 or rows.ndim != 2 or rows.shape[1] != COLUMNS:
+    if not is_shape(shape) or rows.dtype is not torch.int64 or rows.ndim != 2 or rows.shape[1] != COLUMNS:
         raise ValueError
     return Stored(shape, DTYPES[entry["dtype"]], rows)
 

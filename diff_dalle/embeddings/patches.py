@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..checkpoints.checkpoint import load_weights
-from ..checkpoints.content import read_archive
-from ..checkpoints.loading import open_networks
+from ..checkpoints.checkpoint import check_weights, load_weights, named_tensors
+from ..checkpoints.loading import at_most, open_networks
 from ..checkpoints.model_folder import find_file
-from ..checkpoints.safetensors import WEIGHTS, read_safetensors
 from ..config import Fault, InputError, named, quantity
+from ..distributed.devices import with_memory, without_values
 from ..models.dinov2 import UNUSED, Dinov2
 from ..models.latent.semantic import SemanticAutoencoder
 from ..models.noised_clip import NoisedClip
@@ -73,8 +72,7 @@ def open_encoder(path: str, device: torch.device, setting: str, image_size: int,
     patch or where the network takes one only.
     """
     path = find_file(path, "classifier_path")
-    state = read_safetensors(path)[0] if path.endswith(WEIGHTS) else read_archive(path, values=True)[0]
-    if Dinov2.fits(state):
+    if (state := named_tensors(path)) and Dinov2.fits(state):
         dino = _dinov2(state, path, device)
         return PatchEncoder(
             dino, _checked(size or USUAL_GRID * dino.patch, dino.patch, path, setting), dino.patch, square=False
@@ -101,8 +99,10 @@ def _checked(size: int, patch: int, path: str, setting: str) -> int:
 def _dinov2(state: dict[str, Any], path: str, device: torch.device) -> Dinov2:
     weights = {name: value for name, value in state.items() if name != UNUSED}
     try:
-        network = Dinov2.shaped(weights)
-    except (KeyError, ValueError, AttributeError, IndexError) as error:
+        with without_values(), at_most(len(weights)):
+            network = Dinov2.shaped(weights)
+    except (KeyError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise InputError(f"{path} holds no DINOv2 that can be read: {error}") from None
-    load_weights(network, {"state": weights}, path)
-    return network.to(device)
+    check_weights(network, {"state": weights}, path)
+    load_weights(with_memory(network, device), {"state": weights}, path)
+    return network

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..checkpoints.checkpoint import named_tensors
 from ..config import InputError
 
 
-def read_weights(path: str, url: str, setting: str) -> dict[str, Any]:
+def read_weights(path: str, url: str, setting: str) -> dict[str, Tensor]:
     """The weights of a local file, or, if ``path`` is empty, of torch's cache, where packages keep what they have
     downloaded from ``url``. Nothing is downloaded.
 
@@ -25,9 +26,9 @@ def read_weights(path: str, url: str, setting: str) -> dict[str, Any]:
             f"{setting}, or put it at {found}"
         )
     try:
-        weights = torch.load(found, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds on malformed archives and pickles
-        raise InputError(f"{found} does not hold weights of a network, or is incomplete: get {url}") from error
-    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        weights = named_tensors(found)
+    except InputError:
+        raise InputError(f"{found} does not hold weights of a network, or is incomplete: get {url}") from None
+    if weights is None:
         raise InputError(f"{found} does not hold weights of a network: get {url}")
     return weights

@@ -27,6 +27,8 @@ def tokens_option(needs: Sequence[str] = ()):
     )
 
 
+MAX_TOKENS = 64  # entries of ``train_tokens``
+MAX_PATTERN, MAX_SYMBOL = 200, 64  # characters of a pattern, and of the tokens that patterns can find
 SPECIAL = ("<|startoftext|>", "<|endoftext|>")  # the names of start and end in CLIP's vocabulary
 
 
@@ -117,6 +119,8 @@ def find_tokens(tokenizer: Kind, specs: Sequence[TokenSpec], original: Kind | No
     original: the tokenizer whose tokens patterns can find, if ``tokenizer`` has more. Those that were added to it are
     found by patterns that no other token fits.
     """
+    if len(specs) > MAX_TOKENS:
+        raise _wrong(f"has {len(specs):,} entries, but may have up to {MAX_TOKENS}")
     known = original or tokenizer
     new = {spec.text: _matching(known, spec.init) if spec.init else () for spec in specs if spec.is_new}
     if len(new) < sum(spec.is_new for spec in specs):
@@ -134,14 +138,25 @@ def ids_of(spec: TokenSpec, tokenizer: Extensible) -> tuple[int, ...]:
 
 
 def _matching(tokenizer: Extensible, pattern: str) -> tuple[int, ...]:
-    symbols = tokenizer.symbols()
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise _wrong(f"has the pattern {pattern!r}, which is no regular expression: {error}") from None
-    found = tuple(i for i, symbol in enumerate(symbols) if expression.search(symbol))
+    symbols, expression = tokenizer.symbols(), _compiled(pattern)
+    found = tuple(i for i, symbol in enumerate(symbols) if len(symbol) <= MAX_SYMBOL and expression.search(symbol))
     found = found or tuple(tokenizer.token_id(each) for each in tokenizer.added if expression.search(each))
     if not found:
         plain = pattern.strip("^$")
         raise _wrong(f"has the pattern {pattern!r}, which finds no token{nearest(plain, symbols)}")
     return found
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """InputError for a pattern that is none, or that may take a long time: files of others have them too."""
+    plain = re.sub(r"\\.", "a", pattern)
+    repeats = sum(map(plain.count, "*+?{"))
+    if len(pattern) > MAX_PATTERN or plain.count("(") > 1 or repeats > 2 or re.search(r"\)[*+?{]", plain):
+        raise _wrong(
+            f"has the pattern {quoted(pattern)}, but one may have up to {MAX_PATTERN} characters, one group, which is "
+            "not repeated, and two of * + ? {"
+        )
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError) as error:
+        raise _wrong(f"has the pattern {pattern!r}, which is no regular expression: {error}") from None

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
@@ -105,12 +106,31 @@ def test_whole_numbers_stay_whole(tmp_path):
         ({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}, "invalid JSON"),
         ({"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}, "invalid offset for tensor `x`"),
         ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "file not fully covered"),
+        ({"dtype": "F32", "shape": [2**47, 2**47, 0], "data_offsets": [0, 0]}, "overflow"),
+        ({"dtype": "F32", "shape": [0, 2**47, 2**47], "data_offsets": [0, 0]}, "x has the shape .*, which no weight"),
+        ({"dtype": "F32", "shape": [2, *[1] * 10**5], "data_offsets": [0, 8]}, "x has the shape .*, which no weight"),
+        ({"dtype": "F32", "shape": [0, *[10**14] * 10**5], "data_offsets": [0, 0]}, "x has the shape .*, which no"),
+        ({"dtype": "F32", "shape": [10**400], "data_offsets": [0, 8]}, "invalid JSON"),
         ("text", "invalid JSON"),
     ],
 )
 def test_malformed_files_are_refused(tmp_path, entry, words):
-    with pytest.raises(DamagedError, match=words):
-        read_safetensors(made(tmp_path, {"x": entry}, bytes(8)))
+    body = b"" if entry != "text" and entry["data_offsets"] == [0, 0] else bytes(8)
+    with pytest.raises(DamagedError, match=words) as error:
+        read_safetensors(made(tmp_path, {"x": entry}, body))
+    assert len(str(error.value)) < 500
+
+
+def test_tensors_are_counted_before_one_is_made(tmp_path, monkeypatch):
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    monkeypatch.setattr(torch.Tensor, "to", lambda *_, **__: pytest.fail("a tensor was read"))
+    for header, words in (
+        ({str(i): empty for i in range(20_001)}, "it has 20,001 tensors, more than 20,000"),
+        ({"n" * 501: empty}, "whose name has more than 500 characters"),
+        ({"x": empty, "__metadata__": {"a": "b" * 2**23}}, "its header has more than 8,388,608 bytes"),
+    ):
+        with pytest.raises(DamagedError, match=words):
+            read_safetensors(made(tmp_path, header, b""))
 
 
 def test_truncated_and_foreign_files_are_refused(tmp_path):
@@ -128,10 +148,30 @@ def test_truncated_and_foreign_files_are_refused(tmp_path):
         read_lora(made(tmp_path, {"__metadata__": {"format": "pt"}}, b""))
     metadata = {**json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]}
     del metadata["sha256"]  # of other elements
-    for name, value in (("rank", "0"), ("rank", "true"), ("alpha", "NaN"), ("module_filters", "[1]"), ("rank", "x")):
-        with pytest.raises(DamagedError, match="its metadata do not describe a LoRA"):
+    with pytest.raises(DamagedError, match="its metadata do not describe a LoRA"):
+        read_lora(made(tmp_path, {"__metadata__": {**metadata, "rank": "x"}}, b""))
+    for name, value, words in (
+        ("rank", "0", "0, but must be a whole number above 0"),
+        ("rank", "true", "True, but"),
+        ("rank", "9" * 400, "a number of 2.63 or more, but"),
+        ("alpha", "NaN", "nan, but must be a finite number"),
+        ("alpha", "true", "True, but"),
+        ("alpha", "1" * 400, "a number of 2.63 or more, but"),
+        ("module_filters", '"attn"', "'attn', but must be a list of up to 1,000 texts"),
+        ("module_filters", "[1]", "a list, but must be a list of up to 1,000 texts"),
+        ("module_filters", json.dumps(["a"] * 1001), "a list, but must be"),
+        ("train_tokens", '{"[star]": null}', "a dict, but must be"),
+        ("train_tokens", json.dumps(["a" * 1000]), "a list, but must be"),
+    ):
+        with pytest.raises(DamagedError, match=f"its {name} is {words}"):
             read_lora(made(tmp_path, {"__metadata__": {**metadata, name: value}}, b""))
     assert read_lora(path).about == ABOUT
+
+
+def test_the_rank_is_that_of_the_pairs(tmp_path):
+    path = write(tmp_path / "a.safetensors", replace(ABOUT, rank=3))
+    with pytest.raises(DamagedError, match=r"its rank is 3, but its blocks.0.mlp_in.lora_down is .* shape \(2, 8\)"):
+        read_lora(path)
 
 
 def test_several_loras_change_a_network_together(tmp_path):

@@ -62,6 +62,12 @@ def test_what_is_no_dinov2_is_named(tmp_path):
     with refused("no multiple of 64"):
         narrow = {"patch_embed.proj.weight": torch.zeros(8, 3, 4, 4), "blocks.0.mlp.fc2.weight": torch.zeros(8, 8)}
         opened(save(tmp_path, {"pos_embed": torch.zeros(1, 10, 8), **narrow}))
+    with refused("has blocks.0.mlp.fc1.weight of shape"):  # no memory is needed for what it says
+        opened(save(tmp_path, {**state, "blocks.0.mlp.fc2.weight": torch.zeros(0, 2**39)}))
+    with refused("describe many more weights than the"):
+        opened(save(tmp_path, {**state, **{f"blocks.{i}.x": torch.zeros(0) for i in range(2000)}}))
+    with refused("which is no tensor of plain values"):
+        opened(save(tmp_path, {**state, "norm.bias": torch.zeros(1).expand(10**6, 10**6)}))
     with refused("images of 3 pixels are smaller than one patch of .*dino.pth, which has 4.*alignment_image_size"):
         opened(save(tmp_path, state), size=3)
     with refused("which has 4: give another encoder as perceptual_path"):

@@ -46,6 +46,12 @@ def test_bad_entries_are_refused(entry, words):
         (["^trianlge</w>"], "which finds no token; did you mean triangle</w>"),
         (['["[star]", "xyzzyx"]'], "'xyzzyx', which finds no token"),
         (["(", "a"], r"the pattern '\(', which is no regular expression"),
+        (["(a*)*"], "one group, which is not repeated, and two of"),
+        (["(a|b)(c|d)"], "one group"),
+        (["a?b?c?"], "two of"),
+        (["a" * 201], "up to 200 characters"),
+        ([rf"a{{{2**40}}}"], "which is no regular expression"),
+        (["a</w>"] * 65, "has 65 entries, but may have up to 64"),
         (["[star]", '["[Star]", "^a</w>"]'], "names a new token twice"),
     ],
 )

@@ -16,17 +16,16 @@ from ...checkpoints.checkpoint import (
     LoadedWeights,
     check_weights,
     load_file,
+    named_tensors,
     save_file,
     write_file,
 )
-from ...checkpoints.content import read_archive
 from ...checkpoints.controlnets import BaseRecord
 from ...checkpoints.foreign.stable_cascade import controlnet_content, lora_of
 from ...checkpoints.kind import NetworkKind
 from ...checkpoints.kinds import find_kind
 from ...checkpoints.loading import open_network
 from ...checkpoints.lora_file import write_lora
-from ...checkpoints.safetensors import WEIGHTS, read_safetensors
 from ...config import InputError, to_dict
 from ...distributed.devices import without_values
 from ...embeddings.contract import weights_digest
@@ -138,17 +137,9 @@ def _converted(settings: Any, paths: tuple[str, ...]) -> tuple[dict[str, Tensor]
     return state, f"{', '.join(paths) or 'no file'}: {LoadedWeights(taken, missing, unused)}"
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _read(path: str) -> Mapping[str, Tensor]:
     """The named tensors of a file. InputError for one that holds anything else."""
-    content: Any
-    if path.endswith(WEIGHTS):
-        if not storage.exists(path):
-            raise InputError(f"{path} does not exist")
-        content, _ = read_safetensors(path)
-    else:
-        content, _ = read_archive(path, values=True)
-    found = content.get("state_dict", content) if isinstance(content, Mapping) else None
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+    if (found := named_tensors(path)) is None:
         raise InputError(f"{path} is not a file of named tensors")
     return found
 
