@@ -13,7 +13,7 @@ from diff_dalle.distributed.launch import run_script
 
 def main():
     config, started = parse(DemoConfig, description=__doc__), time.monotonic()
-    demo = Demo(Path(config.demo_dir).resolve(), config.quick, Path(__file__).resolve().parent.parent)
+    demo = Demo(Path(config.demo_dir).resolve(), config.quick)
     show_first_pictures(demo)
     reports = [CHAPTERS[name].run(demo) for name in config.what]
     minutes = (time.monotonic() - started) / 60

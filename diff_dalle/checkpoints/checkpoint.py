@@ -147,12 +147,12 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     # They need the networks, whose checkpoints this module reads.
     from .foreign.layouts import find_layout, weights_in
 
+    path = find_file(path)
     if is_sharded_folder(path):
         raise InputError(
             f"{path} is a sharded checkpoint: make ordinary files of it by scripts/consolidate.py --model_path {path}, "
             "and give one of them"
         )
-    path = find_file(path)
     content, size = _read(path, values)
     if (state := weights_in(content)) is not None:
         check_state({"role": "model", "state": state}, path, size)

@@ -81,20 +81,38 @@ def open_model(location: str) -> ModelFolder | None:
 
 def find_file(location: str, role: str = "model_path") -> str:
     """The path of the checkpoint that a location means: of a model folder or name, its file for one of ``ROLES``; of a
-    file in one, FOLDER/FILE, the file; anything else is a path itself.
+    file in one, FOLDER/FILE, the file; of the log directory of a run, its best weights, or else its latest EMA;
+    anything else is a path itself.
 
-    Raises InputError for a model without such a file, or with several.
+    Raises InputError for a model or a run without such a file, or with several.
     """
     model = open_model(location)
     if model is None:
         name, _, file = location.partition("/")
-        return storage.join(_shipped()[name].path, file) if _is_shipped_file(name, file, location) else location
+        if _is_shipped_file(name, file, location):
+            return storage.join(_shipped()[name].path, file)
+        return _file_of_run(location)
     found = model.paths(role)
     if len(found) == 1:
         return found[0]
     has = ", ".join(f"{role} {' '.join(names)}" for role, names in model.files.items())
     count = "no file" if not found else f"{len(found)} files"
     raise InputError(f"the model {location} has {count} for {role}, but one is required here: it has {has}")
+
+
+def _file_of_run(location: str) -> str:
+    """The weights of the run whose log directory this is; the location itself if it is none."""
+    from .record import load_record  # it needs checkpoints, which this module finds
+
+    if not location or location.endswith((".pt", ".safetensors")) or (run := load_record(location)) is None:
+        return location
+    if "" in run.best:
+        return storage.join(location, "best.pt")
+    last = run.checkpoints[-1] if run.checkpoints else None
+    weights = [name for role, name in sorted(last.files.items()) if role.startswith(("ema_", "model"))] if last else []
+    if last is None or not weights:
+        raise InputError(f"{location} is the log directory of a run, but holds no weights of one network: give a file")
+    return storage.join(location, last.folder or weights[0])
 
 
 def _is_shipped_file(name: str, file: str, location: str) -> bool:

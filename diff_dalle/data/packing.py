@@ -6,6 +6,8 @@ import io
 import itertools
 import json
 import os
+import posixpath
+import re
 from collections.abc import Iterator
 
 from PIL import Image
@@ -24,6 +26,9 @@ from .tar import write_tar
 
 JPEG_QUALITY = 95
 KEPT = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # formats whose files become members as they are
+BY_NAME = "captioned by the words of their names"
+#: What cameras, phones and programs call pictures.
+NO_WORDS = frozenset("img image dsc dscn dscf pxl mvimg vid pano screenshot whatsapp photo picture untitled copy".split())
 SEVERAL = 'several captions: the first is the txt, and {} ["json", "captions"] draws one of them'
 
 
@@ -39,6 +44,11 @@ class PackingConfig:
     out_dir: str = option("", "new or empty folder for the shards, local or remote")
     caption_column: str = option("caption", "field of the metadata that holds a caption or a list of captions")
     captions: bool = option(True, "skip images without a caption")
+    name_captions: bool = option(
+        False,
+        "caption an image that has none by the words of its file name, a red barn for a_red-barn_02.png, or, where a "
+        "camera named it, of its folder",
+    )
     resize: int = option(
         0, "shorter side in pixels to which larger images are downsampled; 0 = keep the files", least=0
     )
@@ -135,7 +145,7 @@ class _Packer:
         kind, data, image, notes = self._stored(data, image, facts)
         if len(data) > limit:
             raise Skipped(Reason.TOO_LONG, f"{len(data):,} as a {kind}, more than {limit:,}")
-        captions, texts = self._captions(owned)
+        captions, texts = self._captions(name, owned)
         if len(captions) > 1:
             notes.append(SEVERAL.format(named("caption_field")))
         members = {kind: data} | ({"txt": captions[0].encode()} if captions else {})
@@ -158,7 +168,7 @@ class _Packer:
             return kind, data, image, notes
         return "png", png_bytes(image), image, notes
 
-    def _captions(self, owned: Belongings) -> tuple[list[str], list[str]]:
+    def _captions(self, name: str, owned: Belongings) -> tuple[list[str], list[str]]:
         """A picture's captions, and the files that they come from, other than metadata. Raises Skipped and BrokenSample
         where there is none that can be used."""
         given = [text for text in owned.captions if isinstance(text, str)]
@@ -171,6 +181,9 @@ class _Packer:
             if data.strip():
                 return [read_caption(data, "txt")], [text]
             reason = Reason.CAPTION_EMPTY
+        if self.config.name_captions and (words := words_of(posixpath.join(posixpath.basename(self.folder.root), name))):
+            self.account.notes.update([BY_NAME])
+            return [words], []
         if self.config.captions:
             raise Skipped(reason)
         return [], []
@@ -185,6 +198,15 @@ class _Packer:
             return json.dumps(record, ensure_ascii=False, sort_keys=True, allow_nan=False).encode()
         except UnicodeEncodeError:
             raise Skipped(Reason.METADATA_NOT_UTF8) from None
+
+
+def words_of(name: str) -> str:
+    """What the path of a picture says, as a caption: the words of letters in its file name, or else in the name of the
+    nearest folder that has some; empty if none has."""
+    parts = posixpath.splitext(name)[0].split("/")
+    found = (re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", part) for part in reversed(parts))
+    said = (words for words in found if any(len(word) > 1 and word.lower() not in NO_WORDS for word in words))
+    return " ".join(next(said, []))
 
 
 def _resized(image: Image.Image, short: int) -> Image.Image:

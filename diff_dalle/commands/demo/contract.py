@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +15,9 @@ from pathlib import Path
 from ...config import InputError
 from ...distributed.cores import threads_said, usable_cores
 from ...distributed.rendezvous import SINGLE
-from ..examples import INSTALLED, in_package
+from ..running import run_shown, spelled, start
 
 RENDER = "prepare_data.py shapes --out_dir {shapes} --image_size 64"
-TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
 
 
 @dataclass(frozen=True)
@@ -41,11 +37,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Demo:
-    """home: folder for all files. quick: train for a fraction of the time. checkout: folder that holds scripts/."""
+    """home: folder for all files, absolute. quick: train for a fraction of the time."""
 
     home: Path
     quick: bool
-    checkout: Path
 
     @property
     def shapes(self) -> Path:
@@ -62,11 +57,12 @@ class Demo:
 
         twofold: in two processes, each on half of the cores, which small networks use better than threads do.
         """
-        command = _command(self.words(text, **names), twofold and _cores() > 1)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(_half())} if command[0] == TORCHRUN[0] else None
-        print(f"\n$ {_spelled(command)}", flush=True)
-        if subprocess.run(_executed(command), cwd=self.checkout, env=environment).returncode:
-            raise _failed(command)
+        words, twofold = self.words(text, **names), twofold and _cores() > 1
+        environment = {**os.environ, "OMP_NUM_THREADS": str(_half())} if twofold else None
+        try:
+            run_shown(words, twofold, env=environment)
+        except SystemExit as error:
+            raise _failed(words) from error
 
     def run_jobs(self, jobs: Mapping[str, Job]) -> None:
         """Run jobs, by name, two at a time, each on half of the cores (``--threads``), or on all where no other can run
@@ -85,10 +81,10 @@ class Demo:
                 for name in ready[: 2 - len(running)]:
                     job, log = waiting.pop(name), logs / f"{name}.txt"
                     threads, on_console = _cores() if alone else _half(), alone or name in shown
-                    command = _command([*job.words, "--threads", threads])
-                    print(f"\n$ {_spelled(command)}" + ("" if on_console else f"  # see {log}"), flush=True)
+                    command = [*job.words, "--threads", threads]
+                    print(f"\n$ {spelled(command)}" + ("" if on_console else f"  # see {log}"), flush=True)
                     out = None if on_console else stack.enter_context(log.open("w"))
-                    process = subprocess.Popen(_executed(command), cwd=self.checkout, stdout=out, stderr=out)
+                    process = start(command, stdout=out, stderr=out)
                     stack.callback(process.wait)
                     stack.callback(process.terminate)
                     running[name] = (process, command)
@@ -117,26 +113,8 @@ def _half() -> int:
     return max(1, _cores() // 2)
 
 
-def _command(words: Sequence[object], twofold: bool = False) -> list[str]:
-    """As in a checkout."""
-    script, *flags = map(str, words)
-    return [*(TORCHRUN if twofold else ("python",)), f"scripts/{script}", *flags]
-
-
-def _spelled(command: Sequence[str]) -> str:
-    """As a user would type it, in a checkout or with an installed package."""
-    line = shlex.join(command)
-    return in_package(line) if INSTALLED else line
-
-
-def _executed(command: Sequence[str]) -> list[str]:
-    """The same by this interpreter."""
-    module = ["-m", "torch.distributed.run"] if command[0] == TORCHRUN[0] else []
-    return [sys.executable, *module, *command[1:]]
-
-
-def _failed(command: list[str]) -> InputError:
-    return InputError(f"the demo stopped, because this command failed: {_spelled(command)}")
+def _failed(words: Sequence[object]) -> InputError:
+    return InputError(f"the demo stopped, because this command failed: {spelled(words)}")
 
 
 def draw_pictures(folder: Path, world: Path, count: int, size: tuple[int, int] | None = None) -> None:
