@@ -25,11 +25,11 @@ def examples_of(script: str, subcommand: str = "") -> list[str]:
 def usage(script: str, subcommand: str = "") -> str:
     """The usage of a script, followed by its first examples, for ``argparse``.
 
-    subcommand: COMMAND if any of them may follow.
+    subcommand: or what may follow in its place, in capitals.
     """
     words = Path(script).name, subcommand, "[flags]"
     lines = [" ".join(word for word in words if word)]  # a list of all flags would fill a screen
-    if found := examples_of(script, subcommand.replace("COMMAND", ""))[:SHOWN]:
+    if found := examples_of(script, "" if subcommand.isupper() else subcommand)[:SHOWN]:
         as_called = in_package if script.startswith(PROGRAM) else str
         lines += ["", "examples:", *(f"  {as_called(line)}" for line in found)]
     return "\n".join(lines).replace("%", "%%")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from .. import storage
-from ..checkpoints.checkpoint import load_file
 from ..config import InputError, option, quantity, settings
 from ..data.accounting import REPORT
 from ..data.inspection import caption_texts
@@ -20,7 +19,7 @@ from ..images.files import EXTENSIONS
 from ..recipes.generator import GeneratorRun
 from ..training.settings import TrainingConfig
 from .command_line import HELPS, parse
-from .running import run_shown, spelled
+from .running import as_typed, run_shown
 from .sources import preset_text
 from .training_kinds import parse_lora
 
@@ -29,6 +28,7 @@ SHOWN = 8  # captions of which a picture is sampled at the end
 PRESETS = ((2_000, "pictures_300", "pictures_300"), (10**9, "pictures_5000", "generator_64_small"))
 MANY = 30_000  # pictures above which a CPU sees too few of them
 LORA = "pictures_lora"
+FOLDER = "FOLDER"  # what comes before the flags
 
 
 @settings
@@ -53,10 +53,11 @@ class Plan:
 
     shards: folder of the pictures' shards. pack: what packs them; None = they are there.
     train:  with flags. sample: what samples from the result, without prompts.
-    notes:  what to expect.
+    caption_field: of the shards. notes: what to expect.
     """
 
     shards: str
+    caption_field: str
     pack: list[str] | None
     train: list[str]
     sample: list[str]
@@ -67,7 +68,7 @@ def read_command_line(words: Sequence[str], description: str) -> tuple[str, OwnP
     """``FOLDER [flags]`` as the folder, the settings of this command, and the flags for training. InputError without
     exactly one folder."""
     if not {*HELPS}.isdisjoint(words):
-        parse(OwnPictures, ["--help"], description)
+        parse(OwnPictures, ["--help"], description, FOLDER)
     names = {f"--{name}" for name in OwnPictures.__dataclass_fields__}
     folders: list[str] = []
     own: list[str] = []
@@ -84,7 +85,7 @@ def read_command_line(words: Sequence[str], description: str) -> tuple[str, OwnP
     if len(folders) != 1:
         found = f", but these are {', '.join(folders)}" if folders else ""
         raise InputError(f"give one folder of pictures, before the flags{found}: diff-dalle train path/to/folder")
-    return folders[0], parse(OwnPictures, own, description), others
+    return folders[0], parse(OwnPictures, own, description, FOLDER), others
 
 
 def make_plan(folder: str, own: OwnPictures, flags: Sequence[str]) -> Plan:
@@ -118,12 +119,21 @@ def make_plan(folder: str, own: OwnPictures, flags: Sequence[str]) -> Plan:
     weights = ["--model_path", own.model_path, "--lora", training.logdir]
     sample = ["sample.py", *(weights if own.model_path else ["--model_path", training.logdir])]
     notes = [] if "--preset" in given else _expectations(preset, pictures, training)
-    return Plan(shards, pack, ["train_lora.py" if own.model_path else "train_generator.py", *words], sample, notes)
+    return Plan(
+        shards,
+        run.data.caption_field,
+        pack,
+        ["train_lora.py" if own.model_path else "train_generator.py", *words],
+        sample,
+        notes,
+    )
 
 
 def _state(files: Sequence[str], name_captions: bool) -> str:
     """What changes when a file of a folder does."""
-    found = [(path, info.st_size, info.st_mtime_ns) for path in files for info in [os.stat(path, follow_symlinks=False)]]
+    found = [
+        (path, info.st_size, info.st_mtime_ns) for path in files for info in [os.stat(path, follow_symlinks=False)]
+    ]
     return hashlib.sha256(repr([*found, name_captions]).encode()).hexdigest()[:8]
 
 
@@ -138,7 +148,7 @@ def _expectations(preset: str, pictures: int, training: TrainingConfig) -> list[
     if pictures and training.iterations:
         seen = training.iterations * training.batch_size / pictures
         steps = f"{training.iterations:,} steps of {training.batch_size} pictures"
-        lines.append(f"{quantity(pictures, 'picture')}: {steps}, about {seen:,.3g} times each")
+        lines.append(f"{quantity(pictures, 'picture')}: {steps}, each about {seen:,.{0 if seen > 10 else 1}f} times")
     if said := re.search(r"^# Expect: (.*(?:\n#   .*)*)", preset_text(preset), re.MULTILINE):
         lines.append(re.sub(r"\n#\s+", " ", said[1]))
     if pictures > MANY and not torch.cuda.is_available():
@@ -154,21 +164,24 @@ def train_on(folder: str, own: OwnPictures, flags: Sequence[str]) -> None:
     plan = make_plan(folder, own, flags)
     print("\n".join(plan.notes))
     if own.plan:
-        print("\n".join(f"$ {spelled(words)}" for words in (plan.pack, plan.train, plan.sample) if words))
+        print("\n".join(f"$ {as_typed(words)}" for words in (plan.pack, plan.train, plan.sample) if words))
         return
     if plan.pack:
         if not own.shards_dir:
             storage.remove_folder(plan.shards)  # which was left unfinished
         run_shown(plan.pack)
     run_shown(plan.train)
-    prompts = "|".join(_spread(list(dict.fromkeys(_captions(plan.shards)))))
+    prompts = "|".join(_spread(list(dict.fromkeys(_captions(plan)))))
     logdir = plan.sample[-1]
     run_shown([*plan.sample, "--prompts", prompts, "--logdir", os.path.join(logdir, "pictures")])
-    print(f"\nMore pictures:\n$ {spelled([*plan.sample, '--prompts', prompts.partition('|')[0], '--num_samples', '16'])}")
+    print(
+        f"\nMore pictures:\n$ {as_typed([*plan.sample, '--prompts', prompts.partition('|')[0], '--num_samples', '16'])}"
+    )
 
 
-def _captions(shards: str) -> list[str]:
-    return [text for text in caption_texts([shards], "txt") if "|" not in text and text.strip()]
+def _captions(plan: Plan) -> list[str]:
+    """Those that may stand among others on a command line."""
+    return [text for text in caption_texts([plan.shards], plan.caption_field) if "|" not in text]
 
 
 def _spread(texts: list[str]) -> list[str]:

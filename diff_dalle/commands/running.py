@@ -16,7 +16,7 @@ from .examples import INSTALLED, PROGRAM, SCRIPTS, in_package
 TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
 
 
-def spelled(words: Sequence[object], twofold: bool = False) -> str:
+def as_typed(words: Sequence[object], twofold: bool = False) -> str:
     """As the user would type it: as this command itself was called, in a checkout or of an installed package."""
     script, *flags = map(str, words)
     line = shlex.join([*(TORCHRUN if twofold else ("python",)), f"scripts/{script}", *flags])
@@ -32,7 +32,7 @@ def start(words: Sequence[object], twofold: bool = False, **how: Any) -> subproc
 
 def run_shown(words: Sequence[object], twofold: bool = False, **how: Any) -> None:
     """Print a command and run it. SystemExit with its status when it fails. Ctrl-C is the command's own: it may save."""
-    print(f"\n$ {spelled(words, twofold)}", flush=True)
+    print(f"\n$ {as_typed(words, twofold)}", flush=True)
     process = start(words, twofold, **how)
     while (status := _waited(process)) is None:
         pass

@@ -11,6 +11,7 @@ from .. import storage
 from ..checkpoints.checkpoint import load_file
 from ..checkpoints.kinds import LORA_ENDING as ENDING
 from ..checkpoints.kinds import TRAINING_COMMANDS
+from ..checkpoints.model_folder import find_file
 from ..config import InputError
 from ..models.latent.stage_b import STAGE_B_SIZES
 from ..models.latent.stage_c import STAGE_C_SIZES
@@ -47,7 +48,7 @@ def parse_lora(argv: Sequence[str] | None = None, description: str = "") -> Any:
     said = [source.settings.get("model_path") for source in reversed(sources_on(argv))]
     found = [dict(itertools.pairwise(words)).get("--model_path"), *said]
     path = next((path for path in found if isinstance(path, str)), "")
-    if path and storage.exists(path):  # or else the run says that it is not there
+    if path and storage.exists(find_file(path)):  # or else the run says that it is not there
         kind = load_file(path)["kind"]
         if kind + ENDING not in classes:
             hint = ": use train_cascade.py with kind: " + kind + ENDING if kind in _BY_CASCADE else _HINTS.get(kind, "")

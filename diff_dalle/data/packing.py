@@ -28,7 +28,9 @@ JPEG_QUALITY = 95
 KEPT = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # formats whose files become members as they are
 BY_NAME = "captioned by the words of their names"
 #: What cameras, phones and programs call pictures.
-NO_WORDS = frozenset("img image dsc dscn dscf pxl mvimg vid pano screenshot whatsapp photo picture untitled copy".split())
+NO_WORDS = frozenset(
+    "img image dsc dscn dscf pxl mvimg vid pano screenshot whatsapp photo picture untitled copy".split()
+)
 SEVERAL = 'several captions: the first is the txt, and {} ["json", "captions"] draws one of them'
 
 
@@ -181,7 +183,9 @@ class _Packer:
             if data.strip():
                 return [read_caption(data, "txt")], [text]
             reason = Reason.CAPTION_EMPTY
-        if self.config.name_captions and (words := words_of(posixpath.join(posixpath.basename(self.folder.root), name))):
+        if self.config.name_captions and (
+            words := words_of(posixpath.join(posixpath.basename(self.folder.root), name))
+        ):
             self.account.notes.update([BY_NAME])
             return [words], []
         if self.config.captions:

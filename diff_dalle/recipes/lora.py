@@ -15,6 +15,7 @@ from ..checkpoints.checkpoint import load_file
 from ..checkpoints.kinds import find_kind
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.lora_file import ENDING, LoraAbout, base_of, read_lora, write_lora
+from ..checkpoints.model_folder import find_file
 from ..config import Fault, InputError, Section, differences, faults_of, members, named, option, present_form, settings
 from ..data.loader import Loader
 from ..data.mixed import MixedLoader
@@ -103,7 +104,7 @@ class LoraSettings:
         if completed.get("lora_recipe") == "published":
             completed.setdefault("alpha", 1.0)
         path = completed.get(cls.base_setting)
-        if not isinstance(path, str) or not path or not storage.exists(path):
+        if not isinstance(path, str) or not path or not storage.exists(find_file(path)):
             return completed  # ``settled`` refuses it
         kind = cls.kind.removesuffix(ENDING)
         open_networks(path, (kind,))  # an InputError for anything else

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from diff_dalle.checkpoints.model_folder import trained_models
+from diff_dalle.commands import running
 from diff_dalle.commands.demo import chapters, contract
 from diff_dalle.commands.demo.chapters import CHAPTERS, PROMPTS, DemoConfig, show_first_pictures
 from diff_dalle.commands.demo.contract import Demo, Job
@@ -47,11 +48,12 @@ sys.stdout.write(f"{rank} of {size}, threads {threads}, {' '.join(sys.argv[1:])}
 
 
 @pytest.fixture
-def demo(tmp_path):
+def demo(tmp_path, monkeypatch):
     (tmp_path / "scripts").mkdir()
     for name, text in SCRIPTS.items():
         (tmp_path / "scripts" / name).write_text(text)
-    return Demo(tmp_path / "home", False, tmp_path)
+    monkeypatch.setattr(running, "SCRIPTS", tmp_path / "scripts")
+    return Demo(tmp_path / "home", False)
 
 
 def test_a_command_is_printed_and_run(demo, capfd):
@@ -156,7 +158,7 @@ def test_every_model_that_comes_along_is_asked_for_something():
 
 
 def test_the_demo_opens_with_samples_of_each(demo, monkeypatch, capfd):
-    (demo.checkout / "scripts" / "sample.py").write_text(SCRIPTS["greet.py"])
+    (running.SCRIPTS / "sample.py").write_text(SCRIPTS["greet.py"])
     monkeypatch.setattr(chapters, "trained_models", lambda: {"emoji": None})
     show_first_pictures(demo)
     flags = f"--model_path emoji --logdir {demo.home}/first_pictures/emoji --prompts {PROMPTS['emoji']}"

@@ -13,7 +13,7 @@ from shard_making import Letters, captions_of, encoded, load, random_image
 
 from diff_dalle.config import InputError
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
-from diff_dalle.data.packing import PackingConfig, pack_folder
+from diff_dalle.data.packing import PackingConfig, pack_folder, words_of
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
 
 
@@ -224,3 +224,29 @@ def test_inspection_reports_contents_and_broken_samples(folder):
     assert grid is None and "4 broken" in "\n".join(lines)
     lines, grid = inspect_shards(InspectionConfig(("out",), caption_field="cap"))
     assert "no captions: no .cap members (caption_field)" in lines and grid is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a_red-barn (2).png", "a red barn"),
+        ("Grandma's cat.jpg", "Grandma's cat"),
+        ("Überfahrt.webp", "Überfahrt"),
+        ("at the lake/IMG_2041.JPG", "at the lake"),
+        ("lake/day 2/DSC00012.jpg", "day"),
+        ("x/2041.png", ""),
+    ],
+)
+def test_words_of_names(name, words):
+    assert words_of(name) == words
+
+
+def test_pictures_without_captions_may_be_captioned_by_their_names(folder):
+    """Also those whose caption is empty."""
+    (folder / "a.txt").unlink()
+    (folder / "b.txt").write_text(" ")
+    (folder / "a.png").rename(folder / "sub.d/the house.png")
+    strict = pack(out_dir="strict")["skipped"]
+    assert strict == {"no caption": 1, "its caption is empty": 1, "the caption of a picture that is not packed": 1}
+    assert pack(name_captions=True)["notes"] == {"captioned by the words of their names": 2}
+    assert packed() == ["in", "the house", "Ünïcode 2"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from ...config import InputError
 from ...distributed.cores import threads_said, usable_cores
 from ...distributed.rendezvous import SINGLE
-from ..running import run_shown, spelled, start
+from ..running import as_typed, run_shown, start
 
 RENDER = "prepare_data.py shapes --out_dir {shapes} --image_size 64"
 
@@ -82,7 +82,7 @@ class Demo:
                     job, log = waiting.pop(name), logs / f"{name}.txt"
                     threads, on_console = _cores() if alone else _half(), alone or name in shown
                     command = [*job.words, "--threads", threads]
-                    print(f"\n$ {spelled(command)}" + ("" if on_console else f"  # see {log}"), flush=True)
+                    print(f"\n$ {as_typed(command)}" + ("" if on_console else f"  # see {log}"), flush=True)
                     out = None if on_console else stack.enter_context(log.open("w"))
                     process = start(command, stdout=out, stderr=out)
                     stack.callback(process.wait)
@@ -114,7 +114,7 @@ def _half() -> int:
 
 
 def _failed(words: Sequence[object]) -> InputError:
-    return InputError(f"the demo stopped, because this command failed: {spelled(words)}")
+    return InputError(f"the demo stopped, because this command failed: {as_typed(words)}")
 
 
 def draw_pictures(folder: Path, world: Path, count: int, size: tuple[int, int] | None = None) -> None:
