@@ -1,5 +1,5 @@
-"""Train on a folder of pictures: pack them, train a generator or a LoRA of one, and sample from it. Further flags are those
-of train_generator.py, or with --model_path of train_lora.py."""
+"""Train on a folder of pictures: pack them, train a generator or a LoRA of one, and sample from it. Further flags are
+those of train_generator.py, or with --model_path of train_lora.py."""
 
 import sys
 

@@ -89,7 +89,7 @@ def read_command_line(words: Sequence[str], description: str) -> tuple[str, OwnP
 
 
 def make_plan(folder: str, own: OwnPictures, flags: Sequence[str]) -> Plan:
-    """What is to be done with a folder of pictures or shards. flags: for training, used in place of what is chosen here.
+    """What is to be done with a folder of pictures or shards. flags: for training, in place of what is chosen here.
 
     Nothing is written. InputError for a folder without pictures, and for flags that training does not take.
     """

@@ -31,7 +31,7 @@ def start(words: Sequence[object], twofold: bool = False, **how: Any) -> subproc
 
 
 def run_shown(words: Sequence[object], twofold: bool = False, **how: Any) -> None:
-    """Print a command and run it. SystemExit with its status when it fails. Ctrl-C is the command's own: it may save."""
+    """Print a command and run it. SystemExit with its status when it fails. Ctrl-C is the command's: it may save."""
     print(f"\n$ {as_typed(words, twofold)}", flush=True)
     process = start(words, twofold, **how)
     while (status := _waited(process)) is None:

@@ -28,9 +28,7 @@ JPEG_QUALITY = 95
 KEPT = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # formats whose files become members as they are
 BY_NAME = "captioned by the words of their names"
 #: What cameras, phones and programs call pictures.
-NO_WORDS = frozenset(
-    "img image dsc dscn dscf pxl mvimg vid pano screenshot whatsapp photo picture untitled copy".split()
-)
+NO_WORDS = {"img", "image", "dsc", "dscn", "dscf", "pxl", "mvimg", "pano", "photo", "picture", "screenshot", "untitled"}
 SEVERAL = 'several captions: the first is the txt, and {} ["json", "captions"] draws one of them'
 
 
