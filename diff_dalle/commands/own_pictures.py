@@ -69,7 +69,7 @@ def read_command_line(words: Sequence[str], description: str) -> tuple[str, OwnP
     exactly one folder."""
     if not {*HELPS}.isdisjoint(words):
         parse(OwnPictures, ["--help"], description, FOLDER)
-    names = {f"--{name}" for name in OwnPictures.__dataclass_fields__}
+    names = {f"--{name}" for name in (*OwnPictures.__dataclass_fields__, "dry_run")}
     folders: list[str] = []
     own: list[str] = []
     others: list[str] = []

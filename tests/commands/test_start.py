@@ -158,9 +158,7 @@ def test_a_wheel_has_the_commands(run, tmp_path):
     assert {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")} == held - {FIRST}
     asked = run("-m", "diff_dalle", "info", "--preset", "shapes_32", cwd=tmp_path)
     assert "torch is imported" in asked.stderr and f"{tmp_path}/diff_dalle/scripts/info.py" in asked.stderr
-    program = (
-        "from diff_dalle.commands.demo.contract import _spelled; print(_spelled(['python', 'scripts/info.py', 'a']))"
-    )
+    program = "from diff_dalle.commands.running import as_typed; print(as_typed(['info.py', 'a']))"
     assert run("-c", program, cwd=tmp_path).stdout == "diff-dalle info a\n"
 
 
