@@ -6,6 +6,8 @@ from .batch import Batch as Batch
 from .batch import Conditioning as Conditioning
 from .checkpoints.model_folder import ModelFolder as ModelFolder
 from .checkpoints.model_folder import trained_models as trained_models
+from .commands.train import TrainedRun as TrainedRun
+from .commands.train import train as train
 from .config import InputError as InputError
 from .diffusion import SAMPLERS as SAMPLERS
 from .diffusion import SCHEDULES as SCHEDULES
@@ -33,6 +35,8 @@ from .models.generator import Generator as Generator
 from .models.generator import GeneratorConfig as GeneratorConfig
 from .models.noised_clip import NoisedClip as NoisedClip
 from .models.noised_clip import NoisedClipConfig as NoisedClipConfig
+from .recipes.classifier import ClassifierRun as ClassifierRun
+from .recipes.generator import GeneratorRun as GeneratorRun
 from .sampling.classifier import Classifier as Classifier
 from .sampling.classifier import load_classifier as load_classifier
 from .sampling.control import Control as Control

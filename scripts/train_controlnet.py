@@ -3,14 +3,12 @@
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.training_kinds import parse_controlnet
-from diff_dalle.distributed.launch import launch, run_script
-from diff_dalle.recipes.train import train
+from diff_dalle.distributed.launch import run_script
+from diff_dalle.recipes.train import launch_training
 
 
 def main():
-    run = parse_controlnet(description=__doc__)
-    with launch(run.distributed) as world:
-        train(run.recipe(world.size), world)
+    launch_training(parse_controlnet(description=__doc__))
 
 
 if __name__ == "__main__":

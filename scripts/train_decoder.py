@@ -7,7 +7,7 @@ from diff_dalle.commands.decoder_report import describe_decoder
 from diff_dalle.distributed.launch import launch, run_script
 from diff_dalle.recipes.decoder import DecoderRun
 from diff_dalle.recipes.spelling import spelled_as_in_file
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 
 
 def main():
@@ -16,7 +16,7 @@ def main():
         if run.check:
             world.print(describe_decoder(run, world))
         else:
-            train(run.recipe(world.size), world)
+            train_recipe(run.recipe(world.size), world)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from shard_making import encoded, random_image, tar_bytes
 from diff_dalle.commands.training_kinds import parse_cascade
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.recipes.cascade.file import CascadeRun
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 
 SIDE, SAMPLES = 32, 12  # pixels; samples of a shard
 COMMON = {
@@ -91,7 +91,7 @@ def read(kind: str, folder: Path, world: str, *changes: tuple[str, Any]) -> Any:
 def run(kind: str, folder: Path, world: str, *changes: tuple[str, Any]) -> CascadeRun:
     """Train; returns the settings."""
     settings = read(kind, folder, world, *changes)
-    train(settings.recipe(), ALONE)
+    train_recipe(settings.recipe(), ALONE)
     return settings
 
 

@@ -196,6 +196,7 @@ class StageBSettings(_LatentStage):
     name = "stage_b"
     title = "stage B of a latent cascade, from semantic latents to those of stage A"
     does = "image-to-image"
+    role = "stage_b"
     stage = "latent_stages.ReconstructionStage"
 
     model: StageBConfig = section(StageBConfig)

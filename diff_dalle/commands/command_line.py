@@ -237,19 +237,14 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     given = _single(texts)
     settings = Settings(config_class, given.get("config", ""))
     for source in _sources(given):
-        source.check_kind(kind)
-        source.check_inference(by_name(config_class))
-        settings.next_source()
-        settings.update(source.settings, source.name, source.lines)
+        settings.take(source)
     settings.next_source()
     for name, text in given.items():
         if name not in GENERAL and not (kinds and name == "kind"):
             settings.set_flag(name, text)
     for assignment in assignments:
         settings.set_path(assignment)
-    config = settings.build()
-    config = getattr(config, "resolved", lambda: config)()
-    settings.check_effects(config)
+    config = settings.settled()
     if "dry_run" in given and checked(DRY_RUN, FlagText(given["dry_run"]), "dry_run"):
         sys.stdout.write((f"kind: {kind}\n" if kind else "") + dump(config))
         if hasattr(config, "recipe"):

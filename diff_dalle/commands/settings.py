@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..config import (
@@ -20,6 +20,7 @@ from ..config import (
     KeyPath,
     Leaf,
     Section,
+    Spelling,
     as_flag,
     checked,
     from_dict,
@@ -37,6 +38,7 @@ from ..config import (
     to_dict,
 )
 from .flag_names import Alias, aliases_of, by_name, present_names
+from .sources import Source
 
 _SWITCH = Leaf(("",), bool, False, "")  # of a flag without a setting
 
@@ -46,10 +48,11 @@ class Settings:
 
     file: the file that holds the command's settings, if any: messages name what is not given by its path there, not by
           its flag.
+    flag: what messages call a setting that is not given, of its flag's name.
     """
 
-    def __init__(self, config_class, file: str = ""):
-        self.config_class, self.file = config_class, file
+    def __init__(self, config_class, file: str = "", flag: Spelling = as_flag):
+        self.config_class, self.file, self.flag = config_class, file, flag
         self.tree: dict = {}  # nested like the config; lists of sections are lists of dicts
         self.givers: dict[KeyPath, tuple[str, str]] = {}  # what a setting is called where it is given, and that place
         self.claims: dict[KeyPath, tuple[str, Any]] = {}  # of the present source: key that was used, and value
@@ -58,6 +61,22 @@ class Settings:
 
     def next_source(self) -> None:
         self.claims.clear()
+
+    def take(self, source: Source) -> None:
+        """Take the settings of a source that wins over those before it: by section, or flat by the names of flags, or
+        both. A list of sections replaces the list of an earlier source. InputError for a source of another command."""
+        source.check_kind(getattr(self.config_class, "kind", None))
+        source.check_inference(by_name(self.config_class))
+        self.next_source()
+        self._update(self.config_class, (), present_form(self.config_class, source.settings), (), source)
+
+    def settled(self) -> Any:
+        """``build``, with what follows from other settings. InputError as well for settings of the present source that
+        have no effect."""
+        config = self.build()
+        config = getattr(config, "resolved", lambda: config)()
+        self.check_effects(config)
+        return config
 
     def build(self):
         """The config. Raises InputError with everything that is wrong."""
@@ -87,7 +106,7 @@ class Settings:
             return self.givers[around][0] if path == around else spelled_path(path)
         table, path = by_name(self.config_class), path_of(setting)
         leaf = next((leaf for leaf in table.values() if leaf.path == path), table.get(str(path[-1])))
-        return as_flag(leaf.name) if leaf and leaf.has_flag and not self.file else setting
+        return self.flag(leaf.name) if leaf and leaf.has_flag and not self.file else setting
 
     def _around(self, setting: str) -> KeyPath | None:
         """The path that is given: that of the setting, or of the innermost section around it."""
@@ -128,7 +147,7 @@ class Settings:
                 several = found if isinstance(found, tuple) else (found,)
                 if any(str(each) in values for each in several) if values else any(several):
                     continue
-                remedy = f"set --{other.name}" + (f" to {' or '.join(values)}" if values else "")
+                remedy = f"set {self.flag(other.name)}" + (f" to {' or '.join(values)}" if values else "")
                 rule = f"has no effect while {other.name} is {shown(found)}: {remedy}, or leave it out"
                 faults.append(Fault(spelled_path(leaf.path), rule))
                 break
@@ -140,15 +159,7 @@ class Settings:
     def set_flag(self, name: str, text: str) -> None:
         self._set(self.config_class, (), name, FlagText(text), (f"--{name}", ""))
 
-    def update(self, mapping: Mapping, source: str, lines: Mapping[KeyPath, int]) -> None:
-        """Take settings from a mapping: by section, or flat by the names of flags, or both. A list of sections replaces
-        the list of an earlier source.
-
-        lines: the line of each value in the source, by its path.
-        """
-        self._update(self.config_class, (), present_form(self.config_class, mapping), (), _Places(source, lines))
-
-    def _update(self, config_class, path: KeyPath, mapping: Mapping, given: KeyPath, places: _Places) -> None:
+    def _update(self, config_class, path: KeyPath, mapping: Mapping, given: KeyPath, source: Source) -> None:
         """path: of the section; given: its path in the source."""
         table, present = by_name(config_class), present_names(config_class)
         for key, value in mapping.items():
@@ -157,45 +168,45 @@ class Settings:
             if isinstance(member, Leaf):
                 leaf = member
             if isinstance(member, Section):
-                self._section(member.config, (*path, name), key, value, here, places)
+                self._section(member.config, (*path, name), key, value, here, source)
             elif leaf and leaf.item:
-                self._items(leaf, (*path, *leaf.path), value, here, places)
+                self._items(leaf, (*path, *leaf.path), value, here, source)
             elif leaf and leaf.optional:
-                self._section(leaf.optional, (*path, *leaf.path), key, value, here, places)
+                self._section(leaf.optional, (*path, *leaf.path), key, value, here, source)
             else:
-                self._set(config_class, path, str(key), value, places.of(here))
+                self._set(config_class, path, str(key), value, source.place(here))
                 if leaf and leaf.nested:
                     self.givers |= {
-                        (*path, *leaf.path, *inner): places.of((*here, *inner)) for inner in places.inside(here)
+                        (*path, *leaf.path, *inner): source.place((*here, *inner)) for inner in source.inside(here)
                     }
 
-    def _section(self, config_class, path: KeyPath, key, value, given: KeyPath, places: _Places) -> None:
+    def _section(self, config_class, path: KeyPath, key, value, given: KeyPath, source: Source) -> None:
         if not isinstance(value, Mapping):
-            self._claim(path, str(key), value, places.of(given))
+            self._claim(path, str(key), value, source.place(given))
             return
-        self._open(path, {}, places.of(given))
-        self._update(config_class, path, value, given, places)
+        self._open(path, {}, source.place(given))
+        self._update(config_class, path, value, given, source)
 
-    def _items(self, leaf: Leaf, path: KeyPath, value, given: KeyPath, places: _Places) -> None:
+    def _items(self, leaf: Leaf, path: KeyPath, value, given: KeyPath, source: Source) -> None:
         """A list of sections, or the mapping that may take its place."""
         if isinstance(value, Mapping) and leaf.keyed:
-            self._open(path, {}, places.of(given))
+            self._open(path, {}, source.place(given))
             for key, rest in value.items():
-                self._section(leaf.item, (*path, str(key)), key, rest, (*given, str(key)), places)
+                self._section(leaf.item, (*path, str(key)), key, rest, (*given, str(key)), source)
         elif isinstance(value, Mapping) and leaf.lone:
-            self._section(leaf.item, path, leaf.path[-1], value, given, places)
+            self._section(leaf.item, path, leaf.path[-1], value, given, source)
         elif isinstance(value, list) and path in self.claims:
-            self._contradict(path, f"is given twice, the second time by {places.of(given)[0]}")
+            self._contradict(path, f"is given twice, the second time by {source.place(given)[0]}")
         elif isinstance(value, list):
-            self._claim(path, leaf.path[-1], [], places.of(given))
+            self._claim(path, leaf.path[-1], [], source.place(given))
             stored = self._stored(path)
             for i, item in enumerate(value):
                 stored.append({} if isinstance(item, Mapping) else item)
-                self.givers |= {(*path, i): places.of((*given, i))}
+                self.givers |= {(*path, i): source.place((*given, i))}
                 if isinstance(item, Mapping):
-                    self._update(leaf.item, (*path, i), item, (*given, i), places)
+                    self._update(leaf.item, (*path, i), item, (*given, i), source)
         else:
-            self._claim(path, leaf.path[-1], value, places.of(given))
+            self._claim(path, leaf.path[-1], value, source.place(given))
 
     def _set(self, config_class, path: KeyPath, name: str, value, giver: tuple[str, str]) -> None:
         """Set what a flag or key means in the section at ``path``, which has this class."""
@@ -378,18 +389,3 @@ def _read(leaf: Leaf, value):
         return checked(leaf, value, "") if isinstance(value, FlagText) else value
     except InputError:
         return value
-
-
-class _Places:
-    """Where a source gives its settings."""
-
-    def __init__(self, source: str, lines: Mapping[KeyPath, int]):
-        self.source, self.lines = source, lines
-
-    def inside(self, path: KeyPath) -> Iterator[KeyPath]:
-        """The paths, from there, of what is given in the value at a path."""
-        yield from (inner[len(path) :] for inner in self.lines if inner[: len(path)] == path and inner != path)
-
-    def of(self, path: KeyPath) -> tuple[str, str]:
-        line = self.lines.get(path)
-        return spelled_path(path), self.source if line is None else f"{self.source}, line {line}"

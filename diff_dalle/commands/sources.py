@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 from .. import storage
 from ..checkpoints.kinds import TRAINING_COMMANDS
-from ..config import MAX_TEXT, InputError, KeyPath, load_located, lookup, nearest, quoted
+from ..config import MAX_TEXT, InputError, KeyPath, load_located, lookup, nearest, quoted, spelled_path
 
 GENERATOR = "generator_checkpoint_path"
 PRESETS = "diff_dalle.presets"  # the package that holds their files
@@ -26,7 +26,7 @@ PRESETS = "diff_dalle.presets"  # the package that holds their files
 class Source:
     """A preset or config file.
 
-    name:     its name in messages.
+    name:     its name in messages; "" = settings are given without a file.
     kind:     the kind of network that its settings train; None = it does not say.
     settings: the rest of the file.
     lines:    the line of each value by its path.
@@ -36,6 +36,15 @@ class Source:
     kind: str | None
     settings: dict
     lines: dict[KeyPath, int] = field(default_factory=dict)
+
+    def place(self, path: KeyPath) -> tuple[str, str]:
+        """What a setting is called here, and where it is."""
+        line = self.lines.get(path)
+        return spelled_path(path), self.name if line is None else f"{self.name}, line {line}"
+
+    def inside(self, path: KeyPath) -> Iterator[KeyPath]:
+        """The paths, from there, of what is given in the value at a path."""
+        yield from (inner[len(path) :] for inner in self.lines if inner[: len(path)] == path and inner != path)
 
     def check_inference(self, flags: Collection[str]) -> None:
         """Raise InputError, which names the flags instead, for a file of Stable Cascade that says with which networks

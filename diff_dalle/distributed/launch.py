@@ -192,7 +192,8 @@ def _report_to_all(lifeline: Lifeline | None, rank: int, error: BaseException) -
     if lifeline:
         # A broken connection may be the consequence of a rank's end, of which the lifeline is about to hear.
         news = None if expected else lifeline.wait_for_news(1.0)
-        news = news or lifeline.report(f"rank {rank} failed: {type(error).__name__}: {error}")
+        reason = error.message(as_flag) if isinstance(error, InputError) else error
+        news = news or lifeline.report(f"rank {rank} failed: {type(error).__name__}: {reason}")
     if news is None or news.rank == rank:
         _report(error, f"rank {rank}: ")
     elif not news.told:

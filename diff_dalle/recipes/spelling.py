@@ -24,10 +24,12 @@ def spelling_of(config_class) -> Spelling:
 
 @contextlib.contextmanager
 def spelled_as_in_file(config_class) -> Iterator[None]:
-    """InputErrors of the block name settings as the file of this command does."""
+    """InputErrors of the block name settings as the file of this command does, if it is set by one."""
     try:
         yield
     except InputError as error:
+        if not hasattr(config_class, "renamed"):
+            raise
         sentences = (fault.sentence(spelling_of(config_class)) for fault in error.faults)
         error.faults = tuple(Fault("", sentence) for sentence in sentences)
         raise

@@ -16,6 +16,7 @@ from ..checkpoints.run_lock import RunLock, hold
 from ..config import named, quantity, redact, redacted, setting_changes, spelled, to_dict
 from ..data.fingerprint import Fingerprint, check_ranks
 from ..data.loader import Loader
+from ..distributed.launch import launch
 from ..distributed.world import World
 from ..evaluation.report import Table
 from ..tracking.tracker import Tracker
@@ -26,8 +27,15 @@ from .spelling import spelled_as_in_file, spelling_of
 from .starting import Origin, arriving, with_streams
 
 
-def train(recipe: Recipe, world: World) -> None:
-    """Train until one of the limits of the run, resuming from its log directory if it holds this run.
+def launch_training(settings: Any) -> str:
+    """Train what the settings of a run describe, in all processes of this job. Returns the log directory; errors as
+    ``train_recipe``."""
+    with launch(settings.recipe().distributed) as world:
+        return train_recipe(settings.recipe(world.size), world)
+
+
+def train_recipe(recipe: Recipe, world: World) -> str:
+    """Train until one of the limits of the run, resuming from its log directory if it holds this run. Returns that.
 
     Raises InputError for unusable data and for a log directory that holds another run.
     """
@@ -38,6 +46,7 @@ def train(recipe: Recipe, world: World) -> None:
         world.print(f"Logs and checkpoints: {logdir}")
         with hold(logdir) if world.is_main else contextlib.nullcontext() as lock:
             _train(recipe, world, logdir, lock)
+    return logdir
 
 
 def _train(recipe: Recipe, world: World, logdir: str, lock: RunLock | None) -> None:

@@ -38,7 +38,7 @@ from diff_dalle.recipes.planning.cost import networks_of
 from diff_dalle.recipes.planning.plan import Plan
 from diff_dalle.recipes.planning.step import Layout, Step
 from diff_dalle.recipes.recipe import Recipe
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 from diff_dalle.worlds.shapes.scenes import ShapesConfig
 from diff_dalle.worlds.shapes.shards import ShapesWorld
 
@@ -198,7 +198,7 @@ def trained_speed(preset: str, folder: str, threads: int) -> float:
         steps = LINES * LOGGED
         recipe = run_of(preset, {**settings, **length(kind_of(preset), steps, batch, logs)}, folder)
         with launch(recipe.distributed) as world:
-            train(recipe, world)
+            train_recipe(recipe, world)
         return logged_speed(f"{recipe.training.logdir}/progress.jsonl")
 
 

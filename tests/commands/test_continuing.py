@@ -18,7 +18,7 @@ from diff_dalle.recipes.cascade.stages import StageCRun
 from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.recipes.decoder import DecoderRun
 from diff_dalle.recipes.generator import GeneratorRun
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 from diff_dalle.training.loop import TrainLoop
 
 TWO = [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16]), ("train.n_sample_images", 0)]
@@ -40,7 +40,7 @@ def working_directory(tmp_path, monkeypatch):
 def work(folder: Path, world: str, *changes) -> Path:
     """Train as a file in a folder says; returns the run's folder."""
     folder.mkdir(exist_ok=True)
-    train(read_run_file(write_file(folder, *changes, world=world)).recipe(), ALONE)
+    train_recipe(read_run_file(write_file(folder, *changes, world=world)).recipe(), ALONE)
     return folder / "run"
 
 
@@ -199,7 +199,7 @@ def of_generator(folder: Path, world: str, **changed) -> None:
         "num_workers": 0,
     }
     run = parse(GeneratorRun, flags({**GENERATOR_RUN, **given, **changed}))
-    train(run.recipe(), ALONE)
+    train_recipe(run.recipe(), ALONE)
 
 
 def of_cascade(folder: Path, world: str, **changed) -> None:

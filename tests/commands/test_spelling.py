@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from diff_dalle.config import Fault, InputError, leaves, named
+from diff_dalle.config import Fault, InputError, as_flag, leaves, named
 from diff_dalle.recipes.cascade.controlnet import StageCControlNetRun
 from diff_dalle.recipes.cascade.stages import StageBRun
 from diff_dalle.recipes.control import ControlNetRun
@@ -21,7 +21,7 @@ def told(config_class, *names: str) -> str:
     """Names of settings as users of a command are told them."""
     with pytest.raises(InputError) as error, spelled_as_in_file(config_class):
         raise InputError(" ".join(map(named, names)))
-    return str(error.value)
+    return error.value.message(as_flag)
 
 
 def test_messages_name_the_paths_of_the_file():

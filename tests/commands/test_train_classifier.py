@@ -12,7 +12,7 @@ from diff_dalle.diffusion.resample import ContrastiveConfig
 from diff_dalle.distributed.world import ALONE, ProcessInfo, World
 from diff_dalle.recipes.classifier import ClassifierOptim, ClassifierRun, ClassifierTraining
 from diff_dalle.recipes.recipe import wrong_annealing
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 from diff_dalle.training.optim import learning_rate
 
 
@@ -69,7 +69,7 @@ def test_a_run_by_samples_says_the_end_of_its_rate(limits):
     assert (optim.warmup_steps, optim.lr_anneal_steps) == (20, 1000)
     assert not list(wrong_annealing(run.training, optim, processes=2))
     with pytest.raises(InputError, match="0 for the rest of the 2,000 iterations"):
-        train(run.recipe(), World(ProcessInfo("single"), torch.device("cpu")))
+        train_recipe(run.recipe(), World(ProcessInfo("single"), torch.device("cpu")))
 
 
 def test_a_run_by_hours_alone_has_no_step_for_the_rate_to_end():

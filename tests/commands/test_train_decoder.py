@@ -29,7 +29,7 @@ from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
 from diff_dalle.recipes.decoder import open_decoder
 from diff_dalle.recipes.decoders.evaluating import DecoderSampler
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 from diff_dalle.tasks.decoding import DecodingTask
 from diff_dalle.training.loop import evaluating
 
@@ -78,7 +78,7 @@ def settled(path: str, *flags: str):
 
 def work(path: str, *flags: str) -> None:
     """Train as the file says."""
-    train(read_run_file(path, *flags).recipe(), ALONE)
+    train_recipe(read_run_file(path, *flags).recipe(), ALONE)
 
 
 @pytest.fixture(scope="module")

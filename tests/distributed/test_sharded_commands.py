@@ -31,7 +31,7 @@ from diff_dalle.recipes.decoder import DecoderRun
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.recipes.recipe import Session
 from diff_dalle.recipes.spelling import spelled_as_in_file
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 from diff_dalle.tasks.control import BASE
 
 build = Session.trainees
@@ -47,7 +47,7 @@ os.chdir({folder!r})
 run = {kind}({flags!r}) if {kind!r}.startswith("parse") else parse({kind}, {flags!r})
 try:
     with mock.patch.object(Session, "trainees", trainees), spelled_as_in_file(type(run)):
-        train(run.recipe(world.size), world)
+        train_recipe(run.recipe(world.size), world)
 except InputError as error:
     world.print("error:", error)
 """

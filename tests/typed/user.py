@@ -1,10 +1,12 @@
 """A user's file, which mypy checks: the public names have types."""
 
+from pathlib import Path
+
 import numpy as np
 from typing_extensions import assert_type
 
 import diff_dalle
-from diff_dalle import Conditioning, DiffusionConfig, GeneratorConfig, Pipeline, load
+from diff_dalle import Conditioning, DiffusionConfig, GeneratorConfig, GeneratorRun, Pipeline, TrainedRun, load
 
 pipeline = load("emoji")
 assert_type(pipeline, Pipeline)
@@ -13,6 +15,14 @@ assert_type(GeneratorConfig().text.text_length, int)
 assert_type(DiffusionConfig().diffusion_steps, int)
 assert_type(Conditioning(), Conditioning)
 assert_type(diff_dalle.models()["emoji"].card, str)
+
+
+def train(shards: list[Path]) -> dict[str, str]:
+    run = diff_dalle.train("shapes_32", "path/to/shards", iterations=100, logdir=Path("runs/first"))
+    assert_type(run, TrainedRun)
+    diff_dalle.train(GeneratorRun(), shards, optim={"lr": 1e-4})
+    diff_dalle.train("shapes_32", 3)  # type: ignore[arg-type]  # no shards
+    return run.checkpoints
 
 
 def own_step(pipeline: Pipeline) -> str:

@@ -17,7 +17,7 @@ from diff_dalle.commands.training_kinds import inferred_kind, parse_cascade
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.recipes.cascade.companions import identity_of
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 
 QUIET = ("loop.preview_samples", 0)
 # The documented example, at another size: its keys and no others, but for what makes it quick.
@@ -72,7 +72,7 @@ def example(folder, world, frozen, path, **changes) -> str:
 
 def train_example(folder, world, frozen, path, **changes):
     settings = parse_cascade([example(folder, world, frozen, path, **changes)])
-    train(settings.recipe(), ALONE)
+    train_recipe(settings.recipe(), ALONE)
     return settings
 
 

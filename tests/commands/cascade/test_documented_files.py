@@ -24,7 +24,7 @@ from diff_dalle.distributed.world import ALONE, World
 from diff_dalle.models.latent.stage_a import StageAConfig
 from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
 from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 from diff_dalle.training.loop import Diverged, TrainLoop
 
 QUIET = ("loop.preview_samples", 0)
@@ -177,7 +177,7 @@ def test_a_missing_wandb_is_told_before_any_work(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     words = r"tracker wandb needs a package .* `pip install 'diff_dalle\[wandb\]'`, or remove wandb from wandb_project$"
     with pytest.raises(InputError, match=words):
-        train(read("semantic", tmp_path, "nowhere", ("wandb_project", "p")).recipe(), ALONE)
+        train_recipe(read("semantic", tmp_path, "nowhere", ("wandb_project", "p")).recipe(), ALONE)
     assert capsys.readouterr().out == "" and not (tmp_path / "run").exists()
     path = write_file("semantic", tmp_path, "nowhere", ("wandb_project", "p"))
     result = run_script("train_cascade.py", path, "--dry_run", ok=False)
@@ -216,7 +216,7 @@ def test_public_files_are_named_with_the_command_that_converts_them(tmp_path, fr
         setting, path = named or changes[-1]
         said = f"{setting} is {path}, which holds the weights of a public network: make a checkpoint of it by "
         with pytest.raises(InputError) as found:
-            train(read(kind, tmp_path, "nowhere", *changes).recipe(), ALONE)
+            train_recipe(read(kind, tmp_path, "nowhere", *changes).recipe(), ALONE)
         assert str(found.value).startswith(f"{said}scripts/import_cascade.py --stage {command}"), kind
     assert capsys.readouterr().out == ""
     lora = read_lora(tmp_path, [*good_c, (generator, paths["stage_c"])])

@@ -25,7 +25,7 @@ from diff_dalle.commands.sources import preset_text
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.recipes.cascade.companions import identity_of, load_semantic, load_stage_a
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 
 KINDS = ("stage_a", "semantic", "stage_b", "stage_c")
 QUIET = ("loop.preview_samples", 0)
@@ -368,7 +368,7 @@ def test_training_of_text_without_captions_is_refused(tmp_path, frozen):
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "0.tar").write_bytes(tar_bytes(files))
     with pytest.raises(InputError, match="caption"):
-        train(read("stage_c", tmp_path, str(tmp_path / "shards"), *frozen_of("stage_c", frozen)).recipe(), ALONE)
+        train_recipe(read("stage_c", tmp_path, str(tmp_path / "shards"), *frozen_of("stage_c", frozen)).recipe(), ALONE)
     run("semantic", tmp_path / "s", str(tmp_path / "shards"), QUIET)
 
 

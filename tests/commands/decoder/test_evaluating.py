@@ -20,7 +20,7 @@ from diff_dalle.evaluation.inception import URL
 from diff_dalle.evaluation.perceptual import URLS
 from diff_dalle.recipes.decoder import open_decoder
 from diff_dalle.recipes.decoders.evaluating import compared
-from diff_dalle.recipes.train import train
+from diff_dalle.recipes.train import train_recipe
 from diff_dalle.training.loop import evaluating
 
 PUBLISHED = Path(__file__).parents[2] / "record" / "given" / "documented"
@@ -107,7 +107,7 @@ def test_no_more_images_are_measured_than_there_are(tmp_path, world, capsys):
 def test_compared_scales_reach_the_folder_and_the_trackers(tmp_path, world):
     changes = [("train.cond_scale", [1, 3]), ("evaluate", EVERY), ("train.epochs", 1)]
     log = ("tracker.log", [{"log_type": "console"}, {"log_type": "tensorboard"}])
-    train(read_run_file(write_file(tmp_path, *changes, log, world=world)).recipe(), ALONE)
+    train_recipe(read_run_file(write_file(tmp_path, *changes, log, world=world)).recipe(), ALONE)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(next((tmp_path / "run").rglob("events.out.tfevents*")).parent)).Reload()
@@ -195,7 +195,7 @@ def reference(tmp_path):
 
 
 def test_what_metrics_lack_is_said_at_once_and_by_the_check(reference):
-    for start in (lambda run: describe_decoder(run, ALONE), lambda run: train(run.recipe(), ALONE)):
+    for start in (lambda run: describe_decoder(run, ALONE), lambda run: train_recipe(run.recipe(), ALONE)):
         with pytest.raises(InputError) as error:
             start(read_run_file(reference()))
         for words in ("torch-fidelity", URL, "torchvision", URLS["vgg"], "pip install 'diff_dalle[eval]'"):
@@ -218,7 +218,7 @@ def test_the_reference_configuration_runs(reference, tmp_path, monkeypatch):
     text = describe_decoder(read_run_file(path), ALONE)
     assert "Metrics of 2 images of the split val after each validation: FID, IS, KID, LPIPS." in text
     assert "| train | 8 | 40 |" in text and not (tmp_path / "run").exists()
-    train(read_run_file(path).recipe(), ALONE)
+    train_recipe(read_run_file(path).recipe(), ALONE)
     rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
     measured = [row for row in rows if "FID" in row]
     assert [row["step"] for row in measured] == [2]  # once, at the end of the only epoch
@@ -237,7 +237,7 @@ def test_the_check_says_what_is_in_the_way(reference, tmp_path):
         file["decoder"]["timesteps"] = 2
 
     path = reference(without_metrics)
-    train(read_run_file(path).recipe(), ALONE)
+    train_recipe(read_run_file(path).recipe(), ALONE)
     with pytest.raises(InputError, match="holds a run after 1 step"):
         describe_decoder(read_run_file(path), ALONE)
     replaced = read_run_file(path, "--set", "tracker.overwrite_data_path=True")
