@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import (
+    MAX_FAULTS,
     Fault,
     FlagText,
     InputError,
@@ -269,7 +270,13 @@ class Settings:
             hint = f"; it belongs under {'.'.join(home[:-1]) or 'no section'}"
         else:
             hint = nearest(name, [*members(config_class), *by_name(config_class), *aliases_of(config_class)])
-        self.faults.append(Fault(spelled_path(here), f"is an unknown setting{hint}"))
+        self._note(Fault(spelled_path(here), f"is an unknown setting{hint}"))
+
+    def _note(self, fault: Fault) -> None:
+        """Keep what is wrong, to be told with the rest, or now if it is much."""
+        self.faults.append(fault)
+        if len(self.faults) >= MAX_FAULTS:
+            self.build()
 
     def _claim(self, path: KeyPath, key: str, value, giver: tuple[str, str], leaf: Leaf | None = None) -> None:
         """Set a value, unless the same source has set it to another, or under an earlier name: that is wrong.
@@ -283,12 +290,14 @@ class Settings:
             given = f"sets {spelled_path(path)} to {shown(other)}, but {giver[0]} sets it to {shown(value)}"
             self._contradict(path, f"{given}: give one of them")
         else:
-            self.givers = {old: place for old, place in self.givers.items() if old[: len(path)] != path}
+            if leaf is None or leaf.nested:  # a list may have been given there, with places of its own
+                self.givers = {old: place for old, place in self.givers.items() if old[: len(path)] != path}
+            self.givers.pop(path, None)
             self.givers[path] = giver
             self._store(path, _read(leaf, value) if leaf else value)
 
     def _contradict(self, path: KeyPath, rule: str) -> None:
-        self.faults.append(Fault(spelled_path(path), rule))
+        self._note(Fault(spelled_path(path), rule))
 
     def _open(self, path: KeyPath, empty, giver: tuple[str, str]) -> None:
         """Make sure that there is a section."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import json
 import textwrap
 import typing
@@ -177,7 +178,7 @@ def check_declared(self) -> None:
     config_class: Any = type(self)
     for key, member in members(config_class).items():
         if isinstance(member, Leaf):
-            found |= {fault.setting: fault for fault in member.faults(getattr(self, key))}
+            found |= {fault.setting: fault for fault in itertools.islice(member.faults(getattr(self, key)), 1)}
     try:
         for fault in getattr(self, "faults", tuple)() or ():
             found.setdefault(fault.setting or fault.rule, fault)

@@ -7,7 +7,7 @@ Messages are shown, logged and sent to services, so ``redact`` removes the secre
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 HIDDEN = "***"
@@ -54,6 +54,8 @@ def redact(text: str) -> str:
 
 MARK = "\x1a"  # around the name of a setting in a text
 MAX_QUOTED = 120  # characters of a bad value in a message
+MAX_FAULTS = 10  # told at once: what reads settings stops there
+MAX_BITS = 10_000  # of a number that a message says
 ABSENT = ...  # of a fault that is not about a value; the same object in every process
 KeyPath = tuple[str | int, ...]  # keys and indices from the root
 Spelling = Callable[[str], str]  # the name of a setting, or its path, → what whoever gave it calls it
@@ -82,11 +84,40 @@ def cut(text: str) -> str:
 
 def quoted(value: object) -> str:
     """A value for a message, cut where it is long."""
-    if isinstance(value, tuple) and value and not any(isinstance(item, str) for item in value):
-        return cut(",".join(map(quoted, value)))
+    if isinstance(value, tuple) and value and not any(isinstance(item, str) for item in value[:MAX_QUOTED]):
+        return cut(",".join(map(quoted, value[:MAX_QUOTED])))
     if isinstance(value, float):
         return f"{value:g}"
-    return "none" if value is None else cut(repr(value))
+    return "none" if value is None else cut("".join(_beginning(value)))
+
+
+def _beginning(value: object) -> Iterator[str]:
+    """Pieces of ``repr(value)`` until they are long enough to be cut, however much there is of it."""
+    left = MAX_QUOTED + 1
+    for piece in _pieces(value):
+        yield piece
+        left -= len(piece)
+        if left <= 0:
+            return
+
+
+def _pieces(value: object) -> Iterator[str]:
+    if isinstance(value, (list, tuple)):
+        yield "[" if isinstance(value, list) else "("
+        for i, item in enumerate(value):
+            yield ", " if i else ""
+            yield from _pieces(item)
+        yield "]" if isinstance(value, list) else ",)" if len(value) == 1 else ")"
+    elif isinstance(value, dict):
+        yield "{"
+        for i, (key, item) in enumerate(value.items()):
+            yield f"{', ' if i else ''}{key!r:.{MAX_QUOTED}}: "
+            yield from _pieces(item)
+        yield "}"
+    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+        yield f"a number {'below -' if value < 0 else 'above '}2^{MAX_BITS}"  # Python refuses to write some
+    else:
+        yield repr(value[: MAX_QUOTED + 1] if isinstance(value, (str, bytes)) else value)
 
 
 _KEYS = re.compile(r"\[(\d+)\]|([^.\[\]]+)")

@@ -6,15 +6,18 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from .errors import InputError
+from .errors import InputError, quoted
 from .other_names import OTHER_NAMES
 
+MAX_NAME = 64  # characters; the longest of ours has half
 T = TypeVar("T")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint ``; did you mean X?`` for a name that is not among ``names``, or an empty string: the one that other
     projects call so, else the shortest that begins so, else one that is spelled much alike."""
+    if len(name) > MAX_NAME:
+        return ""
     known, plain = {_plain(each): each for each in names}, _plain(name)
     meant = OTHER_NAMES.get(plain, (plain,))
     found = [each for each in (plain, *meant) if each in known]
@@ -32,5 +35,5 @@ def _plain(name: str) -> str:
 def lookup(table: Mapping[str, T], name: str, what: str) -> T:
     """``table[name]``, or an InputError that lists the known names. ``what`` says what the name is of."""
     if name not in table:
-        raise InputError(f"{what} {name!r} is unknown{nearest(name, table)} (known: {', '.join(table)})")
+        raise InputError(f"{what} {quoted(name)} is unknown{nearest(name, table)} (known: {', '.join(table)})")
     return table[name]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .declaration import Leaf, Section, asks_for_nothing, leaves, members, present_keys, refusal
-from .errors import MARK, Fault, InputError, KeyPath, path_of, spelled_path
+from .errors import MARK, MAX_FAULTS, Fault, InputError, KeyPath, path_of, spelled_path
 from .names import nearest
 from .values import checked, checked_list, checked_mapping
 
@@ -124,6 +124,8 @@ class _Reader:
         for fault in wrong.faults if isinstance(wrong, InputError) else (wrong,):
             found = fault.below(path)
             self.faults.setdefault(found.setting if fault.setting else found.sentence(), found)
+            if len(self.faults) >= MAX_FAULTS:
+                raise InputError(*self.faults.values())
 
     def _follows(self, fault: Fault, path: KeyPath) -> bool:
         """Whether a fault of a section may follow from one of a section in it: it names no setting, or one that is

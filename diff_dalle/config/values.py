@@ -38,7 +38,7 @@ def _split_list(text: str) -> list[str]:
     if text.lower() == "none":
         return []
     plain, *commands = re.split(r"(?:^|,)(?=(?:expand:)?pipe:)", text)
-    return [part for part in re.split(r",(?![^{]*\})", plain) if part] + commands
+    return re.findall(r"(?:\{[^{}]*\}|[^,])+", plain) + commands
 
 
 def _convert(value, kind, from_text: bool):

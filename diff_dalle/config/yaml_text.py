@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
-from .errors import InputError
+from .errors import InputError, cut
 
 MAX_DEPTH = 32  # levels; our own files have four
-MAX_NODES = 100_000  # values; our own files have a hundred
+MAX_NODES = 20_000  # values, of lists of shards; our own files have a hundred
+MAX_KEYS = 2_000  # a resolved config of the largest command has 300
 MAX_TEXT = 2**20  # characters
 # A text in quotes, which is kept as group 1, or a comment, which begins a word.
 _COMMENT = re.compile(
@@ -42,20 +43,27 @@ class _StrictLoader(yaml.SafeLoader):
 
     def __init__(self, stream):
         super().__init__(stream)
-        self.depth = 0
+        self.depth = self.nodes = self.keys = 0
         self.extents: dict[int, tuple[int, int]] = {}  # by id of a finished node: its number of nodes, its height
 
     def compose_node(self, parent, index):
         line, is_alias = self.peek_event().start_mark.line + 1, self.check_event(yaml.AliasEvent)
         self.depth += 1
-        self._check(1, 0, line)
+        self._count(1, line)
+        if index is None and parent is not None:
+            self.keys += 1
+            if self.keys > MAX_KEYS:
+                raise InputError(f"it holds more than {MAX_KEYS:,} keys (line {line})")
+        self._check_depth(0, line)
         node = super().compose_node(parent, index)
         if is_alias and id(node) not in self.extents:
             raise InputError(f"an alias stands inside the value that it repeats (line {line})")
-        if not is_alias:
+        if is_alias:
+            size, height = self.extents[id(node)]
+            self._count(size - 1, line)
+            self._check_depth(height - 1, line)
+        else:
             self.extents[id(node)] = self._extent(node)
-        size, height = self.extents[id(node)]
-        self._check(size, height - 1, line)
         self.depth -= 1
         return node
 
@@ -68,10 +76,13 @@ class _StrictLoader(yaml.SafeLoader):
         )
         return 1 + sum(sizes), 1 + max(heights)
 
-    def _check(self, size: int, below: int, line: int) -> None:
+    def _check_depth(self, below: int, line: int) -> None:
         if self.depth + below > MAX_DEPTH:
             raise InputError(f"values are nested more than {MAX_DEPTH} levels deep (line {line})")
-        if size > MAX_NODES:
+
+    def _count(self, nodes: int, line: int) -> None:
+        self.nodes += nodes
+        if self.nodes > MAX_NODES:
             raise InputError(f"it holds more than {MAX_NODES:,} values, repeated ones included (line {line})")
 
     def compose_mapping_node(self, anchor):
@@ -80,7 +91,7 @@ class _StrictLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise InputError(f"setting {key.value} is given twice (line {key.start_mark.line + 1})")
+                    raise InputError(f"setting {cut(key.value)} is given twice (line {key.start_mark.line + 1})")
                 seen.add(key.value)
         return node
 
