@@ -18,7 +18,7 @@ SIDE, SAMPLES = 32, 12  # pixels; samples of a shard
 COMMON = {
     "output_path": "", "lr": 1.0e-3, "warmup_updates": 1, "batch_size": 4, "grad_accum_steps": 1, "image_size": SIDE,
     "updates": 4, "save_every": 2, "backup_every": 0,
-    "data": {"num_workers": 0}, "loop": {"log_interval": 1, "preview_samples": 2},
+    "data": {"num_workers": 0}, "loop": {"log_interval": 1, "preview_samples": 2, "preview_share": None},
     "distributed": {"device": "cpu", "threads": 1}, "dtype": "float32",
 }  # fmt: skip
 TEXT = {"enc_attn_dim": 8, "enc_depth": 1, "enc_heads": 2, "text_length": 8}

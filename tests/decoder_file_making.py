@@ -25,6 +25,7 @@ FILE = {
     },
     "train": {
         "epochs": 2, "lr": 1e-3, "n_sample_images": 2, "device": "cpu", "save_every_n_samples": 8, "log_interval": 1,
+        "preview_share": None,
     },
     "tracker": {"log": {"log_type": "console"}, "save": {"save_to": "local", "save_latest_to": "latest.pth"}},
 }  # fmt: skip

@@ -63,7 +63,8 @@ def groups(config_class) -> Iterator[Group]:
         yield _group("This command", config_class, own)
     for key, member in sections.items():
         title = title_of(member.config) + (f" (flags with {member.prefix})" if member.prefix else "")
-        yield _group(title, member.config, list(leaves(member.config, (key,), member.prefix, not member.flags)))
+        found = leaves(member.config, (key,), member.prefix, not member.flags, called=member.called)
+        yield _group(title, member.config, list(found))
 
 
 def _group(title: str, config_class, found: Sequence[Leaf]) -> Group:

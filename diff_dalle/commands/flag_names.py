@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from ..config import Leaf, leaves
+from ..config import KeyPath, Leaf, leaves
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,13 @@ def by_name(config_class) -> dict[str, Leaf]:
         if old in table or old in ALIASES:
             raise TypeError(f"{config_class.__name__} has a setting called {old}, which is an earlier name of another")
     return table
+
+
+def find_leaf(config_class, path: KeyPath) -> Leaf | None:
+    """The setting at a path, or else with the name or key that is its end."""
+    table = by_name(config_class)
+    called = next((leaf for leaf in table.values() if leaf.called and leaf.path[-1] == path[-1]), None)
+    return next((leaf for leaf in table.values() if leaf.path == path), table.get(str(path[-1]), called))
 
 
 @functools.cache

@@ -38,7 +38,7 @@ from ..config import (
     spelled_path,
     to_dict,
 )
-from .flag_names import Alias, aliases_of, by_name, present_names
+from .flag_names import Alias, aliases_of, by_name, find_leaf, present_names
 from .sources import Source
 
 _SWITCH = Leaf(("",), bool, False, "")  # of a flag without a setting
@@ -105,8 +105,7 @@ class Settings:
         if around is not None:
             path = self._written(setting)
             return self.givers[around][0] if path == around else spelled_path(path)
-        table, path = by_name(self.config_class), path_of(setting)
-        leaf = next((leaf for leaf in table.values() if leaf.path == path), table.get(str(path[-1])))
+        leaf = find_leaf(self.config_class, path_of(setting))
         return self.flag(leaf.name) if leaf and leaf.has_flag and not self.file else setting
 
     def _around(self, setting: str) -> KeyPath | None:
@@ -221,7 +220,8 @@ class Settings:
         if leaf is None:
             self._unknown(config_class, path, name, value, giver)
         else:
-            self._claim((*path, *leaf.path), name.removeprefix(leaf.prefix), value, giver, leaf)
+            key = leaf.path[-1] if name == leaf.name else name.removeprefix(leaf.prefix)
+            self._claim((*path, *leaf.path), key, value, giver, leaf)
 
     def _set_alias(
         self, table: Mapping[str, Leaf], alias: Alias, path: KeyPath, name: str, value, giver: tuple[str, str]
@@ -263,11 +263,11 @@ class Settings:
             self._store(here, value)
             return
         elsewhere = by_name(self.config_class).get(name)
-        home = next((leaf.path for leaf in leaves(self.config_class) if leaf.path[-1] == name), None)
+        home = next((leaf for leaf in leaves(self.config_class) if leaf.path[-1] == name), None)
         if path and elsewhere and elsewhere.path[: len(path)] == path:  # its prefix belongs to flags only
             hint = f"; did you mean {'.'.join(elsewhere.path[len(path) :])}?"
-        elif home and (path or len(home) > 1):
-            hint = f"; it belongs under {'.'.join(home[:-1]) or 'no section'}"
+        elif home and (path or (len(home.path) > 1 and not home.called)):
+            hint = f"; it belongs under {'.'.join(home.path[:-1]) or 'no section'}"
         else:
             hint = nearest(name, [*members(config_class), *by_name(config_class), *aliases_of(config_class)])
         self._note(Fault(spelled_path(here), f"is an unknown setting{hint}"))

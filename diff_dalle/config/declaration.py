@@ -9,7 +9,7 @@ import itertools
 import json
 import textwrap
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from typing import Any, TypeVar
 
@@ -114,6 +114,7 @@ def section(
     flags: bool = True,
     needs: Sequence[str] = (),
     free: bool = False,
+    called: Mapping[str, str] | None = None,
 ) -> Any:
     """A nested dataclass with its own defaults; its docstring's first line is the title in ``--help``.
 
@@ -123,8 +124,10 @@ def section(
     flags:  False = its settings have no flags, but are set in a file or by ``--set``.
     needs:  what all its settings need, besides what each of them needs itself; see ``option``.
     free:   of all its settings; see ``option``.
+    called: names of flags, after the prefix, of settings whose own would mean something else in the command.
     """
     metadata = {"prefix": prefix, "was": tuple(was), "flags": flags, "needs": _all(needs), "free": free}
+    metadata["called"] = called
     return dataclasses.field(default_factory=config_class, metadata=metadata)
 
 
@@ -214,6 +217,7 @@ class Leaf:
     path:   its keys from the root of the config; the last one is its own.
     prefix: the prefixes of the sections that hold it, joined.
     in_file: whether it is in a section without flags.
+    called: the name of its flag after the prefix; "" = its own key.
     needs:  the needs of these sections and its own; it has an effect only when all are met.
 
     The other fields are what ``option`` declared.
@@ -234,11 +238,12 @@ class Leaf:
     bounds: Bounds = Bounds()
     prefix: str = ""
     in_file: bool = False
+    called: str = ""
 
     @property
     def name(self) -> str:
         """The name of its flag; its path if it has none."""
-        return ".".join(self.path) if self.in_file else self.prefix + self.path[-1]
+        return ".".join(self.path) if self.in_file else self.prefix + (self.called or self.path[-1])
 
     @property
     def has_flag(self) -> bool:
@@ -284,6 +289,7 @@ class Section:
     flags: bool = True
     needs: Needs = ()
     free: bool = False
+    called: Mapping[str, str] | None = None
 
 
 @functools.cache
@@ -312,6 +318,7 @@ def leaves(
     in_file: bool = False,
     needs: Needs = (),
     free: bool = False,
+    called: Mapping[str, str] | None = None,
 ) -> Iterator[Leaf]:
     """Every setting of a config class, nested ones included, in order of declaration.
 
@@ -321,10 +328,10 @@ def leaves(
     for key, member in members(config_class).items():
         if isinstance(member, Section):
             in_section = prefix + member.prefix, in_file or not member.flags, needs + member.needs, free or member.free
-            yield from leaves(member.config, (*path, key), *in_section)
+            yield from leaves(member.config, (*path, key), *in_section, member.called)
         else:
             own = replace(member, path=(*path, key), needs=needs + member.needs, free=free or member.free)
-            yield replace(own, prefix=prefix, in_file=in_file)
+            yield replace(own, prefix=prefix, in_file=in_file, called=(called or {}).get(key, ""))
 
 
 def present_keys(config_class) -> dict[str, str]:

@@ -8,7 +8,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     # training
     **dict.fromkeys(
         ("steps", "max_steps", "max_train_steps", "num_train_steps", "train_steps", "total_steps", "num_iterations"),
-        ("iterations",),
+        ("iterations", "updates"),
     ),
     **dict.fromkeys(("epochs", "epoch", "num_epochs", "max_epochs", "num_train_epochs"), ("epochs", "iterations")),
     **dict.fromkeys(("learning_rate", "base_lr", "max_lr"), ("lr",)),
@@ -61,7 +61,8 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "tokenizer": ("bpe_path",),
     # sampling
     **dict.fromkeys(
-        ("num_inference_steps", "sampling_steps", "num_steps", "ddim_steps", "inference_steps"), ("steps",)
+        ("num_inference_steps", "sampling_steps", "num_steps", "ddim_steps", "inference_steps"),
+        ("steps", "preview_steps"),
     ),
     **dict.fromkeys(("cfg", "cfg_scale", "guidance", "guidance_strength", "text_guidance_scale"), ("guidance_scale",)),
     **dict.fromkeys(("prompt", "text", "caption"), ("prompts", "prompt")),

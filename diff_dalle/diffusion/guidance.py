@@ -109,6 +109,10 @@ class GuidanceConfig:
                 raise InputError(Fault(name, rule, scale))
         return start, end
 
+    def passes(self, conditional: bool) -> int:
+        """Forward passes of the network per sample and evaluation, at most: 1, and 1 for each guidance."""
+        return 1 + (self.scales(conditional) != (1, 1)) + (self.perturbed_attention_scale != 0)
+
     def at_scale(self, scale: float) -> GuidanceConfig:
         """The same with a constant scale."""
         return replace(self, guidance_scale=scale, guidance_scale_end=None)

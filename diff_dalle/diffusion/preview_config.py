@@ -3,13 +3,26 @@ sampling from it unless told otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..config import Fault, named, option, section, settings
 from ..images.signal import Signal
 from .diffusion_config import DiffusionConfig
 from .guidance import GuidanceConfig, thresholding
 from .sampling import SamplerConfig
+
+
+def preview_share_option(needs: Sequence[str] = ()) -> Any:
+    """The setting that all previews share."""
+    return option(
+        0.05,
+        "most that all previews may take of the run, in forward passes, of which a training step has three per sample: "
+        "in short runs they have fewer images and sampling steps, at least one; none = no limit",
+        free=True,
+        needs=needs,
+        above=0,
+    )
 
 
 @settings
@@ -25,7 +38,10 @@ class PreviewConfig:
         free=True,
         needs=("sample_interval",),
     )
-    sampler: SamplerConfig = section(SamplerConfig, needs=("sample_interval",), free=True)
+    preview_share: float | None = preview_share_option(needs=("sample_interval",))
+    sampler: SamplerConfig = section(
+        SamplerConfig, needs=("sample_interval",), free=True, called={"steps": "preview_steps"}
+    )
     guidance: GuidanceConfig = section(GuidanceConfig, free=True)
 
     def faults(self) -> Iterator[Fault]:

@@ -278,3 +278,4 @@ SAMPLERS: dict[str, Sampler] = {
     "lcm": lcm,
 }
 RANDOM_SAMPLERS = ("ancestral", "lcm")  # draw noise at every step, whatever their settings
+TWICE = ("heun",)  # evaluate the denoiser twice at every step but the last

@@ -21,7 +21,7 @@ from .log_snr import LogSnrProcess, LogSnrSteps
 from .parametrization import VARIANCES
 from .respace import sections_of
 from .reverse_process import ReverseProcess
-from .samplers import RANDOM_SAMPLERS, SAMPLERS, Denoise, Step
+from .samplers import RANDOM_SAMPLERS, SAMPLERS, TWICE, Denoise, Step
 from .self_conditioning import SelfConditioned, is_self_conditioned
 from .spacing import SPACINGS, default_spacing
 
@@ -101,6 +101,15 @@ class SamplerConfig:
     def algorithm(self) -> str:
         """The sampler, of SAMPLERS."""
         return self.sampler or (DEFAULT_SAMPLER if self.timestep_respacing is None else RESPACED_SAMPLER)
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the denoiser per step, at most."""
+        return 2 if self.algorithm in TWICE else 1
+
+    def in_steps(self, count: int) -> SamplerConfig:
+        """The same algorithm in another number of steps, spaced as is usual: not every spacing has every number."""
+        return replace(self, sampler=self.algorithm, steps=count, spacing=None, timestep_respacing=None)
 
     def changed(self, **settings) -> SamplerConfig:
         """The same with some settings changed; another sampler than ddim has no eta, unless that is given too.

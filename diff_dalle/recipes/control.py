@@ -141,7 +141,8 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     session = steered_session(open_generator(recipe, world, saved.tokenizer), steered)
 
     def task(model: nn.Module, name: str, shown: Loader) -> ControlledDenoisingTask:
-        process, previews = training_process(run.diffusion), _previews(run, steered, saved.tokenizer, shown)
+        process = training_process(run.diffusion)
+        previews = _previews(recipe, world, steered, saved.tokenizer, shown)
         found = ControlledDenoisingTask(model, process, run.denoising, run.num_classes, previews)
         found.add_companion(BASE, session.ready_frozen(steered.network))
         found.control_filter = steered.control_filter
@@ -154,14 +155,16 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     return replace(session, task=task, start=start)
 
 
-def _previews(run: ControlNetRun, steered: Steered, tokenizer: Tokenizer | None, data: Loader) -> Previews | None:
+def _previews(
+    recipe: Recipe, world: World, steered: Steered, tokenizer: Tokenizer | None, data: Loader
+) -> Previews | None:
     """As of a generator, beside the controls."""
-    previews = previews_of(run, tokenizer, data)
+    previews = previews_of(recipe, world, tokenizer, data)
     if previews is None:
         return None
-    control_filter, batch = steered.control_filter, data.first(run.preview.preview_samples)
+    control_filter, batch = steered.control_filter, data.first(len(previews.captions))
     control = control_of(control_filter, batch)
     shown = to_uint8(2 * control_filter.shown(control, pictures_of(batch)) - 1).cpu().numpy()
-    originals = run.signal.to_pixels(batch.images.cpu())
+    originals = previews.signal.to_pixels(batch.images.cpu())
     cond = replace(previews.cond, control=control.cpu())
     return replace(previews, cond=cond, inputs=shown, originals=originals)

@@ -20,7 +20,6 @@ from ..checkpoints.run_folder import CheckpointSet, RunFolder, find_set, read_ru
 from ..config import Fault, InputError, faults_of, named, option, section, settings, to_dict
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import area_resize
-from ..diffusion.preview_config import PreviewConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.sharding_config import ShardingConfig
 from ..distributed.world import World
@@ -42,6 +41,7 @@ from .decoders.materials import Materials, open_materials
 from .decoders.rules import last_trained, wrong_between
 from .decoders.tracker_section import LogConfig, TrackerSection
 from .decoders.train_section import TrainSection
+from .previewing import affordable
 from .recipe import Recipe, Session
 
 FILES = ("log", "csv", "jsonl", "samples")  # of the run's log, in data_path
@@ -117,6 +117,7 @@ class DecoderRun:
             # As all flags, --device overrides the file.
             given if given.device != "auto" else replace(given, device=self.train.device_name),
             lambda recipe, world, tokenizer: open_decoder(recipe, world).session,
+            preview_share=self.train.preview_share,
             is_replaced=self._is_replaced,
         )
 
@@ -262,16 +263,21 @@ class OpenedDecoder:
     def _previews(self, task: DecodingTask, shown: Loader, scales: tuple[float, ...]) -> Previews | None:
         """A grid of pictures from fixed conditions beside the originals; None with n_sample_images 0."""
         count, stage = min(self.run.train.n_sample_images, shown.samples), task.stage
-        if not count:
+        if not (count and self.recipe.sample_interval):
             return None
+        sampler, guidance = stage.sampler, stage.guidance
+        passes = sum(guidance.at_scale(scale).passes(stage.droppable) for scale in scales) * sampler.evaluations
+        area = (stage.image_size / (stage.crop_size or stage.image_size)) ** 2
+        asked = sampler.process(stage.diffusion).num_timesteps
+        count, steps = affordable(self.recipe, self.world, count, asked, area * passes, name=stage.name)
+        sampler = sampler if steps == asked else sampler.in_steps(steps)
         batch = shown.batch_at(range(count))
         cond, low_res = task.given_conditions(batch, Draw(EVALUATION_SEED, batch.index, batch.images.device))
         signal, size = PixelSignal(self.run.decoder.channels), (stage.image_size, stage.image_size)
         upsampled = None if low_res is None else signal.to_pixels(F.interpolate(low_res, size))
-        config = PreviewConfig(self.recipe.sample_interval, count, stage.sampler, stage.guidance)
         originals = signal.to_pixels(area_resize(batch.images, size))
-        given = config, stage.diffusion, signal, cond.to("cpu"), [""] * count, size, self.recipe.microbatch
-        return Previews(*given, inputs=upsampled, originals=originals, scales=scales)
+        given = sampler, guidance, stage.diffusion, signal, cond.to("cpu"), [""] * count, size
+        return Previews(*given, self.recipe.microbatch, inputs=upsampled, originals=originals, scales=scales)
 
 
 def open_decoder(recipe: Recipe, world: World) -> OpenedDecoder:

@@ -33,6 +33,7 @@ from ..tracking.trackers import TrackingConfig
 from ..training.optim_config import OptimConfig
 from ..training.settings import TrainingConfig
 from .auxiliary import Auxiliaries, wrong_auxiliaries
+from .previewing import affordable
 from .recipe import Recipe, Session, without_logdir, wrong_annealing
 
 
@@ -87,8 +88,7 @@ class GeneratorRun:
         if until and not (self.training.iterations or self.training.samples):
             rule = f"is a share of {named('iterations')} or {named('samples')}, of which neither limits the run"
             yield Fault("model.unet.route_until", f"{rule}: set one of them")
-        is_conditional = self.has_text or self.num_classes > 0
-        yield from faults_of(lambda: self.preview.check(self.diffusion, self.signal, is_conditional))
+        yield from faults_of(lambda: self.preview.check(self.diffusion, self.signal, self.is_conditional))
 
     @property
     def image_size(self) -> int:
@@ -104,6 +104,11 @@ class GeneratorRun:
     def num_classes(self) -> int:
         """Number of classes, if samples must have one; else 0."""
         return self.model.unet.num_classes
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether samples must have a caption or a class."""
+        return self.has_text or self.num_classes > 0
 
     @property
     def signal(self) -> Signal:
@@ -124,6 +129,7 @@ class GeneratorRun:
             open_generator,
             self.has_text,
             self.preview.sample_interval,
+            self.preview.preview_share,
         )
 
 
@@ -138,7 +144,7 @@ def open_generator(recipe: Recipe, world: World, tokenizer: Tokenizer | None) ->
     spec = SampleSpec(image, captions, run.num_classes)
 
     def task(model: nn.Module, name: str, shown: Loader) -> DenoisingTask:
-        found = _task(run, tokenizer, model, shown)
+        found = _task(recipe, world, tokenizer, model, shown)
         if run.kind == GeneratorRun.kind:  # a LoRA adapts a network whose tokens take all blocks
             found.routes = run.model.unet.route_share > 0
             found.routed_until = run.training.position_at(run.model.unet.route_until, world.size)
@@ -149,8 +155,9 @@ def open_generator(recipe: Recipe, world: World, tokenizer: Tokenizer | None) ->
     return session
 
 
-def _task(run: GeneratorRun, tokenizer: Tokenizer | None, model: nn.Module, shown: Loader) -> DenoisingTask:
-    process, previews = training_process(run.diffusion), previews_of(run, tokenizer, shown)
+def _task(recipe: Recipe, world: World, tokenizer: Tokenizer | None, model: nn.Module, shown: Loader) -> DenoisingTask:
+    run: GeneratorRun = recipe.settings
+    process, previews = training_process(run.diffusion), previews_of(recipe, world, tokenizer, shown)
     if run.model.is_upsampler:
         factor, degradation = run.model.factor, run.augmentation.degradation
         task: DenoisingTask = UpsamplingTask(
@@ -162,12 +169,18 @@ def _task(run: GeneratorRun, tokenizer: Tokenizer | None, model: nn.Module, show
     return task
 
 
-def previews_of(run: GeneratorRun, tokenizer: Tokenizer | None, data: Loader) -> Previews | None:
-    """Previews of the first conditions of ``data``; None at sample_interval 0."""
-    if not run.preview.sample_interval:
+def previews_of(recipe: Recipe, world: World, tokenizer: Tokenizer | None, data: Loader) -> Previews | None:
+    """Previews of the first conditions of ``data``, as many as ``affordable``; None at sample_interval 0."""
+    run: GeneratorRun = recipe.settings
+    if not recipe.sample_interval:
         return None
-    count = run.preview.preview_samples
-    batch = data.first(count)
+    sampler, guidance = run.preview.sampler, run.preview.guidance
+    batch, asked = data.first(run.preview.preview_samples), sampler.process(run.diffusion).num_timesteps
+    area = batch.images[0, 0].numel() / (run.augmentation.crop_size or run.image_size) ** 2
+    passes = area * sampler.evaluations * guidance.passes(run.is_conditional)
+    count, steps = affordable(recipe, world, len(batch), asked, passes)
+    sampler = sampler if steps == asked else sampler.in_steps(steps)
+    batch = batch.split(count)[0]
     cond, images = batch.cond.to("cpu"), batch.images.cpu()
     if tokenizer:
         captions = [tokenizer.decode(row) for row in cond.caption[0].tolist()]
@@ -179,6 +192,6 @@ def previews_of(run: GeneratorRun, tokenizer: Tokenizer | None, data: Loader) ->
         cond = replace(cond, low_res=low_res, low_res_level=zero, low_res_blur=zero)
         upsampled = low_res.repeat_interleave(run.model.factor, 2).repeat_interleave(run.model.factor, 3)
         inputs, originals = run.signal.to_pixels(upsampled), run.signal.to_pixels(images)
-    size, batch_size = (images.shape[2], images.shape[3]), run.training.microbatch or run.training.batch_size
-    shown = run.preview, run.diffusion, run.signal, cond, captions, size, batch_size
+    size = images.shape[2], images.shape[3]
+    shown = sampler, guidance, run.diffusion, run.signal, cond, captions, size, recipe.microbatch
     return Previews(*shown, run.num_classes, inputs, originals)

@@ -53,7 +53,8 @@ class Recipe:
     opening:      opens the frozen networks, the shards and whatever else decides what is trained; every rank calls it,
                   with the tokenizer that reads captions, None = the run's own.
     has_text:     a tokenizer of ours, ``settings.tokenizer``, reads the captions.
-    sample_interval: steps between previews; 0 = none.
+    sample_interval: steps between previews, of which the last step has one too; 0 = none.
+    preview_share: most that they may take of the run, see ``previewing``; None = no limit.
     epoch_samples: samples per epoch, for the names of saved files; 0 = those of the data.
     check:        raises InputError, before anything is written, for what cannot be trained, or not by so many
                   processes.
@@ -72,6 +73,7 @@ class Recipe:
     opening: Callable[[Recipe, World, Tokenizer | None], Session]
     has_text: bool = False
     sample_interval: int = 0
+    preview_share: float | None = None
     epoch_samples: int = 0
     check: Callable[[Recipe, World], None] = lambda recipe, world: None
     is_replaced: Callable[[str], bool] = lambda logdir: False

@@ -11,8 +11,7 @@ from torch import nn
 from ..batch import Conditioning
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig
-from ..diffusion.preview_config import PreviewConfig
-from ..diffusion.sampling import SampleBatch, sample_batch
+from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from ..images.grid import image_grid
 from ..images.signal import Signal
 from ..tracking.tracker import Table
@@ -29,10 +28,11 @@ class Previews:
     batch_size: images that are sampled at a time, as many as a training step's micro-batch.
     inputs, originals: uint8 [N, H, W, 3] each, to show to the left and right of the images: the upsampled inputs of an
               upsampler, and the images that the conditions are of; None = not shown.
-    scales:   guidance scales whose images are shown side by side; empty = that of ``config``.
+    scales:   guidance scales whose images are shown side by side; empty = that of ``guidance``.
     """
 
-    config: PreviewConfig
+    sampler: SamplerConfig
+    guidance: GuidanceConfig
     diffusion: DiffusionConfig
     signal: Signal
     cond: Conditioning
@@ -47,9 +47,8 @@ class Previews:
     def __call__(self, generator: nn.Module) -> dict[str, Shown]:
         """The grid by its name, and the same as a table. In the grid each image has its caption below it, and with
         several scales its scale too."""
-        guidance = self.config.guidance
-        shown = {f"scale {scale:g}": replace(guidance, guidance_scale=scale) for scale in self.scales}
-        panels = {name: self._sample(generator, each) for name, each in (shown or {"": guidance}).items()}
+        shown = {f"scale {scale:g}": replace(self.guidance, guidance_scale=scale) for scale in self.scales}
+        panels = {name: self._sample(generator, each) for name, each in (shown or {"": self.guidance}).items()}
         if len(panels) == 1:
             panels = {"": next(iter(panels.values()))}
         captions = [[f"{caption} {name}".strip() for name in panels] for caption in self.captions]
@@ -68,11 +67,11 @@ class Previews:
         """The images, uint8 [N, H, W, 3]."""
         count = len(self.captions)
         null = self.cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes) if self.cond.droppable else None
-        process = self.config.sampler.process(self.diffusion)
+        process = self.sampler.process(self.diffusion)
         parts = []
         for first in range(0, count, self.batch_size):
             part = slice(first, first + self.batch_size)
             given = self.cond.select(part), None if null is None else null.select(part)
             batch = SampleBatch(self.signal, self.size, range(count)[part], *given)
-            parts.append(self.signal.to_pixels(sample_batch(generator, process, batch, self.config.sampler, guidance)))
+            parts.append(self.signal.to_pixels(sample_batch(generator, process, batch, self.sampler, guidance)))
         return np.concatenate(parts)

@@ -15,6 +15,9 @@ from diff_dalle.commands.demo.chapters import DemoConfig
 from diff_dalle.commands.flag_names import ALIASES, by_name
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.config import InputError, option, section, settings
+from diff_dalle.recipes.cascade.stages import StageCRun
+from diff_dalle.recipes.control import ControlNetRun
+from diff_dalle.recipes.generator import GeneratorRun
 
 
 @settings
@@ -174,6 +177,57 @@ def test_prefixed_sections():
     )
     message = message_of(parsed, Cascade, "--upsampler_eta 1 --set upsampling.eta=2")
     assert message.startswith("--upsampler_eta sets upsampling.eta to 1, but --set upsampling.eta sets it to 2")
+
+
+@settings
+class Shown:
+    """Shown"""
+
+    count: int = option(4, "images")
+    sampling: Sampling = section(Sampling, called={"eta": "shown_eta", "method": "unused"})
+
+
+@settings
+class Trained:
+    """A command in which a name of a section would mean something else."""
+
+    shown: Shown = section(Shown, prefix="the_")
+    training: Training = section(Training, called={"lr": "rate"})
+
+
+def test_settings_of_a_section_may_be_called_otherwise():
+    """As flags and flat keys; keys inside the section keep their names."""
+    assert {*by_name(Trained)} >= {"the_count", "the_sampler", "the_shown_eta", "rate"}
+    assert not {*by_name(Trained)} & {"eta", "the_eta", "lr"}
+    assert parsed(Trained, "--the_shown_eta 0.5 --rate 2") == from_text(
+        Trained, "shown: {sampling: {eta: 0.5}}\ntraining: {lr: 2}"
+    )
+    assert from_text(Trained, "the_shown_eta: 0.5\nrate: 2\nshown: {sampling: {eta: 0.5}}").training.lr == 2
+    assert from_text(Trained, "shown: {shown_eta: 0.5}").shown.sampling.eta == 0.5
+    assert parsed(Trained, "--set shown.sampling.eta=0.5").shown.sampling.eta == 0.5
+    assert message_of(parsed, Trained, "--the_shown_eta -1") == "--the_shown_eta is -1, but must be at least 0"
+    assert "did you mean --rate" in message_of(parsed, Trained, "--rat 3")
+    assert "unknown flag or argument '--eta'" in message_of(parsed, Trained, "--eta 1")
+    assert message_of(from_text, Trained, "eta: 1") == "eta (run.yaml, line 1) is an unknown setting"
+    message = message_of(from_text, Trained, "shown: {eta: 1}")
+    assert message == "shown.eta (run.yaml, line 1) is an unknown setting; it belongs under shown.sampling"
+    assert parsed(Trained, "--the_method heun").shown.sampling.sampler == "heun"  # an earlier name
+
+
+def test_steps_of_training_are_iterations():
+    """Those of previews have another name than in sampling."""
+    for command, ours in ((GeneratorRun, "iterations"), (ControlNetRun, "iterations"), (StageCRun, "updates")):
+        assert message_of(parsed, command, "--steps 9").startswith(
+            f"unknown flag or argument '--steps'; did you mean --{ours}?"
+        )
+    assert "did you mean --preview_steps" in message_of(parsed, GeneratorRun, "--num_inference_steps 9")
+    assert message_of(from_text, GeneratorRun, "steps: 9").endswith("; did you mean iterations?")
+    assert message_of(from_text, GeneratorRun, "preview: {steps: 9}").endswith("; it belongs under preview.sampler")
+    assert parsed(GeneratorRun, "--preview_steps 9").preview.sampler.steps == 9
+    message = message_of(parsed, GeneratorRun, "--preview_steps 9 --timestep_respacing 9")
+    assert message.startswith("--preview_steps and --timestep_respacing exclude each other")
+    message = message_of(parsed, GeneratorRun, "--preview_steps 1001")
+    assert message == "--preview_steps is 1001, but must be at most 1000, the steps of the process"
 
 
 def composed(**fields):

@@ -135,7 +135,7 @@ def test_a_cascade_is_trained_and_sampled_on_any_number_of_processes(world, tmp_
 def test_grayscale_cascades_are_trained_and_sampled(world, tmp_path):
     """One channel from decoding to the PNG, through previews, a held-out evaluation and an upsampler."""
     flags = {"iterations": 1, "batch_size": 2, "image_channels": 1, "sample_interval": 1, "preview_samples": 2}
-    flags |= {"val_data_dir": world / "val", "eval_interval": 1, "eval_samples": 4, "steps": 2}
+    flags |= {"val_data_dir": world / "val", "eval_interval": 1, "eval_samples": 4, "preview_steps": 2}
     train(tmp_path / "8", world / "train", image_size=8, **flags)
     train(tmp_path / "16", world / "train", small_size=8, low_res_skip=True, prediction="x_start", **flags)
     logged = {name for row in json_lines(tmp_path / "16/progress.jsonl") for name in row}

@@ -89,7 +89,7 @@ def test_ready_made_controls_come_from_the_shards(tmp_path, base, data):
 
 
 def test_previews_show_control_sample_and_original(tmp_path, base, data):
-    own = {"iterations": 1, "sample_interval": 1, "preview_samples": 2, "steps": 2, "guidance_scale": 1}
+    own = {"iterations": 1, "sample_interval": 1, "preview_samples": 2, "preview_steps": 2, "guidance_scale": 1}
     train_controlnet(base, data, tmp_path, **own, controlnet_filter="ready", controlnet_filter_params="{}")
     (path,) = (tmp_path / "samples").glob("*.png")
     grid = np.asarray(Image.open(path).convert("RGB")).astype(int)

@@ -21,7 +21,7 @@ from diff_dalle.worlds.shapes.scenes import ShapesConfig
 from diff_dalle.worlds.shapes.shards import write_shapes
 
 WORLD = World(SINGLE, torch.device("cpu"))
-FEW = {"steps": 2, "sample_interval": 1}  # previews that do not take long
+FEW = {"preview_steps": 2, "sample_interval": 1, "preview_share": "none"}  # previews that do not take long
 
 
 def make_run(**changed):
@@ -265,7 +265,7 @@ def test_a_run_over_several_aspect_ratios_continues_exactly_on_other_numbers_of_
     """Base and upsampler: a step, one more on two processes, and one on one; held-out data and previews too."""
     data = wide_and_tall(tmp_path / "data")
     flags = {**ASPECTS, "save_interval": 1, "num_workers": 0, "val_data_dir": data, "eval_interval": 3}
-    flags |= {"eval_samples": 8, "sample_interval": 3, "preview_samples": 5, "steps": 2}
+    flags |= {"eval_samples": 8, "sample_interval": 3, "preview_samples": 5, "preview_steps": 2}
     flags |= {"small_size": small_size, **network} if small_size else network
     runs = {"whole": [(0, 3, 1)], "parts": [(0, 1, 1), (1, 2, 2), (2, 3, 1)], "again": [(0, 1, 1), (1, 3, 1)]}
     for name, parts in runs.items():

@@ -13,7 +13,7 @@ from diff_dalle.recipes.planning.cluster import GPUS
 
 # Flags of other projects' scripts by what they mean here.
 TRAINING = {
-    "iterations": ("max_train_steps", "num_train_epochs", "epochs", "num_iterations", "max_steps"),
+    "iterations": ("steps", "max_train_steps", "num_train_epochs", "epochs", "num_iterations", "max_steps"),
     "lr": ("learning_rate", "learning-rate", "base_lr"),
     "batch_size": ("train_batch_size", "bs"),
     "image_size": ("resolution", "img_size"),
@@ -33,6 +33,7 @@ TRAINING = {
     "num_channels": ("model_channels", "num_chanels"),
     "noise_schedule": ("beta_schedule",),
     "prediction": ("prediction_type",),
+    "preview_steps": ("num_inference_steps",),
 }
 SAMPLING = {
     "steps": ("num_inference_steps", "ddim_steps"),
@@ -85,5 +86,5 @@ def test_the_table_names_settings_that_exist():
     """Ours or values of ours, of some command."""
     known = {*by_name(GeneratorRun), *by_name(SampleRun), *SAMPLERS, *PRECISIONS}
     elsewhere = {"dim", "dim_mults", "epochs", "prompt", "source", "resize", "out_dir", "out", "report_dir", "to"}
-    elsewhere |= {"checkpoint_path", "models", "timesteps", "cosine", "epsilon", "x_start", "v", "sample"}
+    elsewhere |= {"checkpoint_path", "updates", "models", "timesteps", "cosine", "epsilon", "x_start", "v", "sample"}
     assert {ours for names in OTHER_NAMES.values() for ours in names} <= known | elsewhere

@@ -71,7 +71,7 @@ def test_a_generator_from_shards_to_pictures(tmp_path, network):
         "save_interval": 2,
         "sample_interval": 2,
         "preview_samples": 2,
-        "steps": 2,
+        "preview_steps": 2,
         "val_data_dir": data,
         "eval_interval": 2,
         **network,
@@ -165,7 +165,7 @@ def check_same(one, two, steps):
 def test_a_controlnet_over_a_sharded_base(tmp_path):
     """With previews and micro-batches: the losses of one process, which goes on."""
     base, data = make_file(tmp_path), make_controls(tmp_path / "pictures")
-    settings = {"iterations": 3, "lr": 1e-4, "sample_interval": 3, "preview_samples": 2, "steps": 2}
+    settings = {"iterations": 3, "lr": 1e-4, "sample_interval": 3, "preview_samples": 2, "preview_steps": 2}
     train_controlnet(base, data, tmp_path / "one", **settings)
     flags = flags_of(base, data, tmp_path / "two", **settings, batch_size=2, microbatch=1, parallel="fsdp")
     train_on_two(tmp_path, "parse_controlnet", *flags)

@@ -15,7 +15,7 @@ from diff_dalle.images.signal import PixelSignal
 from diff_dalle.recipes.generator import previews_of
 
 UNCONDITIONAL = {"enc_attn_dim": 0, "caption_dropout": 0}
-FEW = {"steps": 2, "sample_interval": 1, "preview_samples": 2}
+FEW = {"preview_steps": 2, "sample_interval": 1, "preview_samples": 2, "preview_share": "none"}
 
 
 def test_guidance_of_an_unconditional_generator_is_refused_at_the_start():
@@ -30,8 +30,8 @@ def test_guidance_of_an_unconditional_generator_is_refused_at_the_start():
 
 
 def test_other_settings_that_cannot_be_sampled_are_refused_at_the_start():
-    with refused("steps is 60, but must be at most 50"):
-        make_run(steps=60)
+    with refused("preview_steps is 60, but must be at most 50"):
+        make_run(preview_steps=60)
     signal = PixelSignal()
     PreviewConfig().check(DiffusionConfig(), signal, True)
     unbounded = type("Unbounded", (PixelSignal,), {"value_range": None})()
@@ -57,7 +57,7 @@ class Images:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_grids_are_rgb_with_equal_channels_for_grayscale(channels, small_size):
     run = make_run(**UNCONDITIONAL, **FEW, image_channels=channels, small_size=small_size)
-    previews = previews_of(run, None, Images(channels))
+    previews = previews_of(run.recipe(), ALONE, None, Images(channels))
     model = run.recipe().open(ALONE).network()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -75,17 +75,17 @@ def test_the_spacing_of_the_steps_is_that_of_sampling():
         run, seen = make_run(**UNCONDITIONAL, **FEW, spacing=spacing), set()
         model = run.recipe().open(ALONE).network()
         model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.update(inputs[1].tolist()))
-        previews_of(run, None, Images(3))(model)
+        previews_of(run.recipe(), ALONE, None, Images(3))(model)
         assert seen == expected
     with refused("spacing leading has no stride that takes 30 of 50 steps"):
-        make_run(steps=30, spacing="leading")
+        make_run(preview_steps=30, spacing="leading")
 
 
 def test_previews_of_a_flow_are_at_its_times():
     run, seen = make_run(**UNCONDITIONAL, **FEW, noise_schedule="flow", diffusion_steps=1000), []
     model = run.recipe().open(ALONE).network()
     model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[1].tolist()))
-    previews_of(run, None, Images(3))(model)
+    previews_of(run.recipe(), ALONE, None, Images(3))(model)
     assert seen == [pytest.approx([1000.0] * 2, rel=1e-3), pytest.approx([500.0] * 2)]
 
 
@@ -102,7 +102,7 @@ def test_previews_take_the_memory_of_a_micro_batch_and_look_the_same():
         data = Images(3)
         first = data.first
         data.first = lambda count, first=first: with_labels(first(count))
-        grids.append(previews_of(run, None, data)(model)["samples"])
+        grids.append(previews_of(run.recipe(), ALONE, None, data)(model)["samples"])
         largest = max(sizes)
         sizes.clear()
         assert largest == 2 * (size or 5)  # with and without the class at once: no gradients, so less than in training

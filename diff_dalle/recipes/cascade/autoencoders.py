@@ -22,6 +22,7 @@ from ...models.layers import to_channels_last
 from ...tasks.autoencoding import DISCRIMINATOR, AutoencodingConfig, AutoencodingTask
 from ...tasks.semantic import SemanticTask, SemanticTaskConfig
 from ...text.tokenizer import Tokenizer
+from ..previewing import affordable
 from ..recipe import Recipe, Session
 from .file import CascadeRun
 
@@ -65,7 +66,7 @@ class StageARun(CascadeRun):
                 discriminator = cast(Discriminator, to_channels_last(build_shared(self._discriminator, world)))
             if config.lpips_weight:
                 perceptual = Lpips(config.lpips_net, config.lpips_path, world.device, "autoencoding.lpips_path")
-            images = shown_images(recipe, self, shown)
+            images = shown_images(recipe, world, self, shown, passes=2)
             return AutoencodingTask(cast(StageA, model), config, discriminator, self.loop.seed, perceptual, images)
 
         return Session(recipe, world, image_spec(self), task, optims={"": optims})
@@ -94,7 +95,7 @@ class SemanticRun(CascadeRun):
             raise InputError(Fault("model.backbone", f"{rule}: {remedy} {setting}"))
 
         def task(model: nn.Module, name: str, shown: Loader) -> SemanticTask:
-            images = shown_images(recipe, self, shown)
+            images = shown_images(recipe, world, self, shown, passes=1)
             return SemanticTask(cast(SemanticAutoencoder, model), self.autoencoding, images)
 
         return Session(recipe, world, image_spec(self), task)
@@ -104,6 +105,9 @@ def image_spec(run: CascadeRun) -> SampleSpec:
     return SampleSpec(ImageSpec((run.image_size, run.image_size)))
 
 
-def shown_images(recipe: Recipe, run: CascadeRun, shown: Loader) -> Tensor | None:
-    """The images of the previews of an autoencoder."""
-    return shown.first(run.loop.preview_samples).images if recipe.sample_interval else None
+def shown_images(recipe: Recipe, world: World, run: CascadeRun, shown: Loader, passes: int) -> Tensor | None:
+    """The images of the previews of an autoencoder, as many as ``affordable``. passes: of the network, per image."""
+    if not recipe.sample_interval:
+        return None
+    count, _ = affordable(recipe, world, run.loop.preview_samples, each=passes)
+    return shown.first(count).images

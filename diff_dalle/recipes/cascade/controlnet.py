@@ -129,7 +129,7 @@ class StageCControlNetRun(StageCRun):
             """The backbone as the semantic encoder."""
             cast(LatentControlNet, network).backbone.start_from(semantic)
 
-        return replace(session, task=partial(latent_task, recipe, frozen, plain), start=start)
+        return replace(session, task=partial(latent_task, recipe, world, frozen, plain), start=start)
 
     def _as_started(
         self, control: ControlConfig, config: LatentControlConfig

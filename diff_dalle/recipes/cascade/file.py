@@ -199,6 +199,7 @@ class CascadeRun:
             open_cascade,
             check=check_cascade,
             sample_interval=self.save_every if self.loop.preview_samples else 0,
+            preview_share=self.loop.preview_share,
         )
 
     @abstractmethod

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ...config import Fault, faults_of, option, settings
 from ...data.settings import workers_option
+from ...diffusion.preview_config import preview_share_option
 from ...randomness import check_seeds
 
 CONTROLNET_KEYS = (
@@ -32,6 +33,7 @@ RENAMED = {
     "warmup_steps": "warmup_updates",
     "microbatch": "grad_accum_steps",
     "resume_checkpoint": "loop.resume_checkpoint",
+    "preview_share": "loop.preview_share",
     "trackers": "wandb_project",
 }
 
@@ -102,6 +104,7 @@ class LoopSection:
     )
     keep_checkpoints: int = option(2, "number of latest checkpoints to keep beside backups; 0 = all", free=True)
     preview_samples: int = option(8, "images that are shown at every save_every; 0 = none", free=True, least=0)
+    preview_share: float | None = preview_share_option()
     resume_checkpoint: str = option(
         "", "checkpoint file of another run to start from: its weights, optimizer, averages and step", free=True
     )

@@ -17,6 +17,7 @@ from ...embeddings.contract import Clip
 from ...tasks.latent import IMAGE_CLIP, SEMANTIC, STAGE_A, TEXT_CLIP, LatentTask
 from ...tasks.latent_previews import LatentPreviews
 from ...text.tokenizer import Tokenizer
+from ..previewing import affordable
 from ..recipe import Recipe, Session
 from .companions import Frozen
 from .stored import with_stored
@@ -26,7 +27,7 @@ def latent_session(recipe: Recipe, world: World, frozen: Frozen, tokenizer: Toke
     run, clip = recipe.settings, frozen.text_clip
     tokenizer = tokenizer or recipe.tokenizer()
     spec = sample_spec(run, clip, tokenizer)
-    task = partial(latent_task, recipe, frozen, partial(run.task, frozen))
+    task = partial(latent_task, recipe, world, frozen, partial(run.task, frozen))
     session = Session(recipe, world, spec, task, tokenizer, text_clip=clip)
     if not run.latents_path:
         return session
@@ -44,7 +45,13 @@ def sample_spec(run: Any, clip: Clip | None, tokenizer: Tokenizer | None) -> Sam
 
 
 def latent_task(
-    recipe: Recipe, frozen: Frozen, plain: Callable[[nn.Module], LatentTask], model: nn.Module, name: str, shown: Loader
+    recipe: Recipe,
+    world: World,
+    frozen: Frozen,
+    plain: Callable[[nn.Module], LatentTask],
+    model: nn.Module,
+    name: str,
+    shown: Loader,
 ) -> LatentTask:
     """A task with its companions and previews. plain: makes it without."""
     run, task = recipe.settings, plain(model)
@@ -59,9 +66,11 @@ def latent_task(
         if network is not None and network not in trained:
             task.add_companion(companion, network)
     if recipe.sample_interval:
-        count = run.loop.preview_samples
+        sampling, rows = run.sampling, 2 if recipe.optims[name].ema_rate else 1
+        passes = rows * sampling.sampler_config.evaluations * sampling.guidance.passes(True)
+        count, steps = affordable(recipe, world, run.loop.preview_samples, sampling.steps, passes, once=1)
         shown = shown.reading_whole() if run.latents_path else shown
         batch = replace(shown.first(count), index=torch.arange(count))
-        captions, signal = shown.first_captions(count), run.signal(frozen)
-        task.preview = LatentPreviews(batch, captions, signal, run.sampling, recipe.training.microbatch)
+        captions, sampling = shown.first_captions(count), replace(sampling, steps=steps)
+        task.preview = LatentPreviews(batch, captions, run.signal(frozen), sampling, recipe.training.microbatch)
     return task

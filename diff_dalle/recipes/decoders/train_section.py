@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypeVar
 
 from ...config import Fault, named, option, settings
+from ...diffusion.preview_config import preview_share_option
 from ...models.precision_names import PRECISIONS
 from ...training.optim_config import OptimConfig
 
@@ -53,6 +54,7 @@ class TrainSection:
         100_000, "samples between checkpoints, each with a grid of samples", free=True, least=1
     )
     n_sample_images: int = option(6, "images in a grid of samples; 0 = no grids", free=True, least=0)
+    preview_share: float | None = preview_share_option()
     cond_scale: tuple[tuple[float, ...], ...] = option(
         ((1.0,),),
         f"guidance scale in grids and metrics, 1 = none{EACH}; a list in place of one, or of several for a single "
