@@ -61,8 +61,8 @@ def emoji():
 def test_emoji_have_their_colors(emoji):
     """Of two prompts that differ in a word, and not on other pixels than those of the object."""
     red, blue = (emoji[f"{color} heart"].astype(float) for color in ("red", "blue"))
-    assert red.shape == (32, 32, 3) and (red[0, 0] > 240).all() and (blue[0, 0] > 240).all()
-    middle = np.s_[10:22, 10:22]
+    assert red.shape == (64, 64, 3) and (red[0, 0] > 240).all() and (blue[0, 0] > 240).all()
+    middle = np.s_[20:44, 20:44]
     assert red[middle][..., 0].mean() > red[middle][..., 2].mean() + 60
     assert blue[middle][..., 2].mean() > blue[middle][..., 0].mean() + 60
 

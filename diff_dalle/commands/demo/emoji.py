@@ -10,15 +10,10 @@ from .contract import Chapter, Demo
 from .networks import JUDGE, Network, Recipe, make_model
 
 PROMPTS = "woman astronaut dark skin tone|man astronaut light skin tone|cat with heart eyes|red heart|flag: Norway"
-#: Of the generator: three times the preset's steps, and all that an emoji may be called.
-LONGER = (
-    'train_generator.py --preset emoji_32 --lr_anneal_steps 9100 --ema_rate 0.999 --caption_field ["json","captions"]'
-)
-#: Of the judge, of the size of upsampled images.
-LARGER = (
-    "train_classifier.py --preset emoji_32_classifier --image_size 64 --classifier_patch_size 4 "
-    "--classifier_channel_mult 2,2 --iterations 400"
-)
+#: Of the generators: all that an emoji may be called.
+NAMES = '--caption_field ["json","captions"]'
+#: The layers that read and write pixels, which are patches of another size.
+PIXELS = "unet.encoder.input_blocks.0.*,unet.out_conv.*,unet.pixel_conv.*"
 MERGES = 1024  # of the names' vocabulary, most of whose words are its tokens
 CARD = {
     "title": "emoji",
@@ -38,16 +33,17 @@ def run(demo: Demo) -> Path:
     demo.run("prepare_data.py emoji --out_dir {home}/emoji --image_size 64")
     splits = [demo.home / "emoji" / split for split in SPLITS]
     data = splits[0], splits[1]
+    finer = f"--init_checkpoint {{home}}/emoji_coarse --init_exclude {PIXELS}"
     networks = {
-        "classifier": Network("train_classifier.py --preset emoji_32_classifier", data, 20),
-        "upsampler": Network("train_generator.py --preset emoji_64_upsampler", data, 40, after=("classifier",)),
+        "coarse": Network(f"train_generator.py --preset emoji_32 {NAMES}", data, 40),
+        "classifier": Network("train_classifier.py --preset emoji_64_classifier", data, 20),
         # It has seen what it finds in samples: one that has not finds held-out names in true pictures too seldom.
-        JUDGE: Network(LARGER, (",".join(map(str, splits)), splits[1]), 20, after=("upsampler",)),
-        "generator": Network(LONGER, data, 40, 9000),
+        JUDGE: Network("train_classifier.py --preset emoji_64_classifier", (",".join(map(str, splits)), splits[1]), 20),
+        "generator": Network(f"train_generator.py --preset emoji_64 {NAMES} {finer}", data, 40, after=("coarse",)),
     }
-    sampling = "--steps 20 --upsampler_steps 4"
-    scoring = "--emoji_dir {home}/emoji --evaluators emoji,retrieval,upsampling"
+    sampling = "--steps 20"
+    scoring = "--emoji_dir {home}/emoji --evaluators emoji,retrieval"
     return make_model(demo, Recipe("emoji", networks, data[0], data[0], MERGES, PROMPTS, sampling, scoring, CARD))
 
 
-EMOJI = Chapter("emoji", run, "a generator, a noised CLIP and an upsampler of the emoji of a color font", (100, 3))
+EMOJI = Chapter("emoji", run, "a generator and a noised CLIP of the emoji of a color font", (100, 3))
