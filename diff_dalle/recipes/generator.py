@@ -175,12 +175,11 @@ def previews_of(recipe: Recipe, world: World, tokenizer: Tokenizer | None, data:
     if not recipe.sample_interval:
         return None
     sampler, guidance = run.preview.sampler, run.preview.guidance
-    batch, asked = data.first(run.preview.preview_samples), sampler.process(run.diffusion).num_timesteps
-    area = batch.images[0, 0].numel() / (run.augmentation.crop_size or run.image_size) ** 2
-    passes = area * sampler.evaluations * guidance.passes(run.is_conditional)
-    count, steps = affordable(recipe, world, len(batch), asked, passes)
+    passes = sampler.evaluations * guidance.passes(run.is_conditional)
+    asked = sampler.process(run.diffusion).num_timesteps
+    count, steps = affordable(recipe, world, run.preview.preview_samples, asked, passes)
     sampler = sampler if steps == asked else sampler.in_steps(steps)
-    batch = batch.split(count)[0]
+    batch = data.first(count)
     cond, images = batch.cond.to("cpu"), batch.images.cpu()
     if tokenizer:
         captions = [tokenizer.decode(row) for row in cond.caption[0].tolist()]

@@ -67,7 +67,7 @@ def pixel_run(folder, request, kind):
         return make_run(**own), Generator
     if kind == "guided":
         return make_run(**own, sampler="heun", guidance_scale=2, perturbed_attention_scale=1), Generator
-    if kind == "upsampler":  # trained on crops, and shown as a whole
+    if kind == "upsampler":  # trained on crops, and shown on them
         return make_run(**own, small_size=8, crop_size=8, val_data_dir=data, eval_samples=1), Generator
     base = request.getfixturevalue("base")
     if kind == "controlnet":
@@ -89,7 +89,7 @@ def cascade_run(folder, request, kind):
 def decoder_run(folder, request, kind):
     data = decoder.make_world(folder / "shards")
     own = [*TWO_UNETS, ("train.n_sample_images", 5), ("train.cond_scale", [[1.0, 3.0], [1.0]])]
-    own += [("decoder.sample_timesteps", 18)]
+    own += [("decoder.sample_timesteps", 18), ("decoder.random_crop_sizes", [None, 8])]
     return decoder.read_run_file(decoder.write_file(folder, *own, world=data)), DecoderUnet
 
 
@@ -102,7 +102,7 @@ MAKE = {
 KINDS = {
     "generator": (0.5, "--preview_share", 2),
     "guided": (1.0, "--preview_share", 2),
-    "upsampler": (2.0, "--preview_share", 2),
+    "upsampler": (0.5, "--preview_share", 2),
     "controlnet": (0.5, "--preview_share", 2),
     "lora": (0.5, "--preview_share", 2),
     "stage_a": (0.3, "loop.preview_share", 2),
