@@ -3,8 +3,8 @@
 The file ``run.lock`` names the process that trains, and the process rewrites it every BEAT_SECONDS. On a local disk it
 also holds a lock of the operating system, which ends with the process, however that ends, and which network file
 systems extend to other machines where they can. Where they cannot, and in object stores, a holder on another machine is
-judged by its beats: after STALE_SECONDS without one it is taken for dead. An object store cannot create a file only if
-there is none, so two runs that start there within SETTLE_SECONDS of each other are told apart by who wrote last.
+judged by its beats: after STALE_SECONDS without one it is taken for dead. Two runs that start there within
+SETTLE_SECONDS of each other are told apart by who wrote last.
 """
 
 from __future__ import annotations
@@ -48,32 +48,35 @@ class RunLock:
     def acquire(self) -> None:
         """InputError when another process holds the folder."""
         exclusive = False
+        storage.make_dirs(self.folder)
         if POSIX and not storage.is_remote(self.path):
-            with storage.explained(self.path):
-                self.is_new = not os.path.exists(self.path)
-                self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.descriptor = self._open()
             try:
-                exclusive = _lock(self.descriptor)
+                exclusive = self.descriptor >= 0 and _lock(self.descriptor)
             except BlockingIOError:
                 raise self._refusal(self._read()) from None
-            if not _is_at(self.descriptor, self.path):  # a holder that leaves no trace removed it in the meantime
-                os.close(self.descriptor)
+            if not self._is_at_path():  # a holder that leaves no trace removed it, or the folder, in the meantime
+                self._close()
                 self.acquire()
                 return
         held = self._read()
         if held and not (exclusive and held.get("host") == self.owner["host"]) and self._is_alive(held):
             raise self._refusal(held)
         self._write()
-        if self.descriptor < 0:
+        if not exclusive:
             time.sleep(SETTLE_SECONDS)
             self.check()
         self._beating.start()
 
     def check(self) -> None:
-        """InputError when another process has taken the folder over, for which this one did not seem to live."""
+        """InputError when another process has taken the folder over, for which this one did not seem to live, or when
+        somebody removed the lock's file, so that the next run may take the folder over."""
         held = self._read()
         if held.get("token") != self.owner["token"]:
             raise self._refusal(held)
+        if self.descriptor >= 0 and not self._is_at_path():
+            remedy = f"leave it there while a run is going on, or choose another {named('logdir')}"
+            raise InputError(f"{self.path} was removed, which marks {self.folder} as in use: {remedy}")
 
     def release(self, without_trace: bool = False) -> None:
         """Leave the folder free. without_trace: and without the file, if it was not there before."""
@@ -85,8 +88,25 @@ class RunLock:
                 self._put(b"")
                 if without_trace and self.is_new:
                     storage.remove(self.path)
+        self._close()
+
+    def _open(self) -> int:
+        """The descriptor of the local file; -1 if the folder was removed in the meantime."""
+        with storage.explained(self.path), contextlib.suppress(FileNotFoundError):
+            self.is_new = not os.path.exists(self.path)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        return -1
+
+    def _close(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
+            self.descriptor = -1
+
+    def _is_at_path(self) -> bool:
+        """Whether the open file is still that of the path."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.descriptor >= 0 and os.path.samestat(os.fstat(self.descriptor), os.stat(self.path))
+        return False
 
     def _refusal(self, held: dict) -> InputError:
         holder = f"process {held.get('pid', '?')} on {held.get('host', '?')} since {held.get('since', '?')}"
@@ -157,13 +177,6 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _is_at(descriptor: int, path: str) -> bool:
-    """Whether an open file is that of the path."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    return False
-
-
 def _runs(pid: object) -> bool:
     """Whether a process of this machine lives."""
     if type(pid) is not int or pid <= 0:  # 0 and below mean groups of processes
@@ -185,7 +198,6 @@ def hold(folder: str) -> Iterator[RunLock]:
     were not there before.
     """
     missing = _missing_folders(folder)
-    storage.make_dirs(folder)
     lock, done = RunLock(folder), False
     try:
         lock.acquire()

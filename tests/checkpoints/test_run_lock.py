@@ -116,6 +116,78 @@ def test_a_lock_that_a_holder_removed_in_the_meantime_is_made_again(tmp_path, mo
         assert content(tmp_path)["pid"] == os.getpid()
 
 
+@needs_fork
+def test_a_folder_that_was_removed_in_the_meantime_is_made_again(tmp_path, monkeypatch):
+    make, take = storage.make_dirs, [lambda: (tmp_path / "run").rmdir()]
+    monkeypatch.setattr(storage, "make_dirs", lambda folder: (make(folder), take.pop()() if take else None))
+    with hold(str(tmp_path / "run")):
+        assert content(tmp_path / "run")["pid"] == os.getpid() and not take
+
+
+@needs_fork
+def test_a_removed_file_is_noticed(tmp_path):
+    """The next run holds another file of that name."""
+    with hold(str(tmp_path)) as lock:
+        (tmp_path / "run.lock").unlink()
+        with pytest.raises(InputError, match=r"run\.lock was removed, which marks .* as in use: leave it there"):
+            lock.check()
+        write(tmp_path, **FOREIGN)
+        with pytest.raises(InputError, match=r"run\.lock was removed"):
+            lock.check()
+    assert content(tmp_path) == FOREIGN
+
+
+@needs_fork
+@pytest.mark.parametrize(
+    ("meanwhile", "words"),
+    [
+        (lambda folder: write(folder, **FOREIGN), "is in use by process 7 on elsewhere"),
+        (lambda folder: (folder / "run.lock").unlink(), r"run\.lock was removed"),
+    ],
+)
+def test_without_locks_the_last_of_two_that_start_together_has_the_folder(tmp_path, monkeypatch, meanwhile, words):
+    """The other one has looked before the file was written, or removes it as it leaves no trace."""
+    monkeypatch.setattr(run_lock, "_lock", lambda descriptor: False)
+    monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: meanwhile(tmp_path))
+    assert_refused(tmp_path, words)
+
+
+COMPETITOR = """
+import contextlib, os, sys
+from diff_dalle.checkpoints.run_lock import hold
+from diff_dalle.config import InputError
+folder, log = sys.argv[1:3]
+log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for i in range(100):
+    try:
+        with hold(folder) as lock:
+            os.write(log, b"in ")
+            if i % 3:
+                open(os.path.join(folder, "checkpoint"), "w").close()
+            lock.check()
+            os.write(log, b"out ")
+            if i % 3 == 0:
+                raise EOFError  # leaves no trace, unless the other one has left something
+    except EOFError:
+        pass
+    except InputError as error:
+        assert "is in use by process" in str(error), error
+    if i % 5 == 0:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, "checkpoint"))
+"""
+
+
+@needs_fork
+def test_of_two_that_compete_one_at_a_time_has_the_folder(tmp_path):
+    """Two hundred starts, some of which make the folder and remove it again."""
+    arguments = [sys.executable, "-c", COMPETITOR, str(tmp_path / "new" / "run"), str(tmp_path / "log")]
+    both = [subprocess.Popen(arguments, env={**os.environ, "PYTHONPATH": ROOT}) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    words = (tmp_path / "log").read_text().split()
+    assert words == ["in", "out"] * (len(words) // 2) and len(words) > 100
+
+
 def test_the_lock_beats(tmp_path):
     with hold(str(tmp_path)) as lock:
         first = content(tmp_path)["beat"]
