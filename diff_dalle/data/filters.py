@@ -193,7 +193,10 @@ def _parameters(function: ast.Lambda, where: str) -> tuple[str, ...]:
     given = function.args
     if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or given.defaults:
         raise _fault(f"{where} must take plain parameters, without defaults and stars")
-    return tuple(each.arg for each in given.args)
+    names = tuple(each.arg for each in given.args)
+    if len({*names}) < len(names):
+        raise _fault(f"{where} must take parameters of different names, not {', '.join(names)}")
+    return names
 
 
 class _Compiler:

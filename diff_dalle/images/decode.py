@@ -20,6 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from ..config import Fault, InputError
 from .color import color_note, conversion, on_white, to_srgb
 from .orientation import SIDEWAYS, orientation_of, upright
+from .png_stream import is_complete
 
 FRACTIONS = (8, 4, 2, 1)  # what libjpeg-turbo divides sides by at little cost, and Pillow's ``draft`` too
 BLOCK = 8  # pixels, of the cosine transform
@@ -245,7 +246,10 @@ def _decode(data: bytes, max_pixels: int, least: Size | None, formats: Sequence[
     if least is not None and image.format == "JPEG":
         rows, columns = least[::-1] if orientation in SIDEWAYS else least
         image.draft("RGB", (columns, rows))
-    found = upright(to_srgb(image), orientation)
+    converted = to_srgb(image)
+    if image.format == "PNG" and not is_complete(image, data):
+        raise BrokenSample(f"{UNREADABLE}: its pixels end before its last row")
+    found = upright(converted, orientation)
     if image.format not in FORMATS:  # an icon, a turned tiff: only decoding tells the size
         full = found.height, found.width
     return found, full

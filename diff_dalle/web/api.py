@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import collections
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from .models import Models
 from .pictures import PICTURES, Pictures, base64_png, png, read_pictures
 from .refusal import Refusal
 from .repeat import command_line, python_code
+from .shares import Shares, address_of
 from .wish import Result, Wish, check_wish, size_asked, work_of
 from .worker import Job, Place, Snapshot, Worker
 
@@ -31,6 +33,8 @@ class Service:
     def __init__(self, models: Models, limits: Limits):
         self.models, self.limits = models, limits
         self.worker = Worker(limits.max_queue, limits.max_seconds)
+        self.jobs_each = Shares("requests", max(1, limits.max_queue // 2))
+        self.listening: collections.Counter[str] | None = None  # the page's visitors, where they are known
         self._readers = ThreadPoolExecutor(READERS, "reading")
 
     async def read(self, reader: Callable[..., Value], *arguments: Any) -> Value:
@@ -64,7 +68,7 @@ class Asked:
 
 def read_body(body: bytes | bytearray, models: Models, limits: Limits) -> Asked:
     """What a JSON text asks for. Its pictures are decoded last, if the rest can be done. Raises InputError."""
-    values = read_json(body)
+    values = read_json(body, PICTURES)
     if not isinstance(values, dict):
         raise InputError('the body must be a JSON object, such as {"prompt": "a red circle"}')
     format_, stages = values.pop("format", "png"), values.pop("stages", False)
@@ -114,6 +118,7 @@ def create_app(service: Service, within: Sequence[Any] = ()) -> Any:
     from fastapi.concurrency import run_in_threadpool
     from fastapi.responses import JSONResponse
     from starlette.middleware import Middleware
+    from starlette.requests import ClientDisconnect
 
     limit = Middleware(BodyLimit, service.limits.body_bytes, BODY_SECONDS)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=[limit, *within])
@@ -128,24 +133,31 @@ def create_app(service: Service, within: Sequence[Any] = ()) -> Any:
     async def whole(request: Request) -> bytearray:
         """The body, which ``Request.body`` would keep until the answer."""
         body = bytearray()
-        async for part in request.stream():
-            body += part
+        try:
+            async for part in request.stream():
+                body += part
+        except ClientDisconnect:
+            raise Refusal(499, "the client went away") from None
         return body
 
     async def sample(request: Request) -> Response:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # which another site's page cannot send without asking first
             raise Refusal(415, "the body must be JSON: set the header Content-Type to application/json")
-        with service.worker.place() as place:
-            asked = await service.read(read_body, await whole(request), service.models, service.limits)
-            job = service.submit(asked.wish, asked.pictures, place)
-        try:
-            while not job.over:
-                if await request.is_disconnected():
-                    raise Refusal(499, "the client went away")
-                await asyncio.sleep(POLL)
-        finally:
-            job.cancel()  # nothing, if it is over
+        service.worker.check_room()  # before a body is read for nothing
+        body = await whole(request)
+        with service.jobs_each.hold(address_of(request.scope)):
+            with service.worker.place() as place:
+                asked = await service.read(read_body, body, service.models, service.limits)
+                del body
+                job = service.submit(asked.wish, asked.pictures, place)
+            try:
+                while not job.over:
+                    if await request.is_disconnected():
+                        raise Refusal(499, "the client went away")
+                    await asyncio.sleep(POLL)
+            finally:
+                job.cancel()  # nothing, if it is over
         done = job.snapshot()
         if done.refusal is not None:
             raise done.refusal

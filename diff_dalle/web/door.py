@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from ..config import InputError
 from .refusal import Refusal
+from .shares import Shares, address_of
 from .uploads import holds, make_room
 
 BODY_SECONDS = 60.0  # for a client to send a request
 PREFIX = "/gradio_api/"
 FILES = f"{PREFIX}file="
+EVENTS = f"{PREFIX}queue/data"
 # Those that the page asks for. Others fetch addresses of the client's choice ("proxy="), or keep what they are sent
 # in memory without end ("component_server").
 ROUTES = {"cancel", "heartbeat", "info", "queue", "reset", "startup-events", "theme.css", "upload", "upload_progress"}
+DOCUMENTATION = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")  # which gradio adds
 EVENT_BYTES = 1 << 18  # of what the page's controls say; pictures are uploaded before, and only named
 UPLOADS = 8  # at the same time
+UPLOADS_EACH = 3  # of one client
+BODIES_EACH = 3  # of the largest size, of one client
+BODIES = 16  # of the largest size, of all clients together
+TEXT_BYTES = 1 << 16  # of a JSON text, without its pictures
+PARTS = 4096  # commas, colons and brackets of a JSON text, which tell before it is parsed how many values it has
 SAFE = ("GET", "HEAD", "OPTIONS")  # methods that change nothing
 
 
@@ -36,13 +45,22 @@ class Door:
     hosts:      names of the server, in lower case; None = any.
     folder:     of uploads.
     disk_bytes: most bytes in it.
+    listening:  visitors to whom the page's events are being sent, kept up to date.
 
     Refusals are raised, for ``BodyLimit`` to answer.
     """
 
-    def __init__(self, app: Any, hosts: frozenset[str] | None, folder: str, disk_bytes: int):
+    def __init__(
+        self,
+        app: Any,
+        hosts: frozenset[str] | None,
+        folder: str,
+        disk_bytes: int,
+        listening: collections.Counter[str] | None = None,
+    ):
         self.app, self.hosts, self.folder, self.disk_bytes = app, hosts, folder, disk_bytes
-        self.uploads = 0
+        self.listening = collections.Counter[str]() if listening is None else listening
+        self.uploads, self.uploads_each = 0, Shares("uploads", UPLOADS_EACH)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -51,6 +69,8 @@ class Door:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.check_names(scope["method"], headers)
         path = scope["path"]
+        if path in DOCUMENTATION:
+            raise Refusal(404, "there is nothing at this address")
         if not path.startswith(PREFIX):
             await self.app(scope, receive, send)
             return
@@ -61,6 +81,8 @@ class Door:
             await self.upload(scope, receive, send)
         elif route == "queue" and scope["method"] not in SAFE:
             await self.event(scope, receive, send)
+        elif path == EVENTS:
+            await self.listen(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
@@ -68,7 +90,9 @@ class Door:
         """Raises Refusal for another host, and for requests of other sites' pages that are not only read."""
         host = headers.get("host", "")
         if self.hosts is not None and host_name(host) not in self.hosts:
-            raise Refusal(421, f"{host_name(host)[:80]!r} is not a name of this server: add it with --allowed_hosts")
+            raise Refusal(
+                421, f"{host_name(host)[:80]!r} is not a name of this server: its owner can add it to allowed_hosts"
+            )
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if method in SAFE or site in ("same-origin", "none"):
             return
@@ -77,7 +101,10 @@ class Door:
         raise Refusal(403, "this request comes from the page of another site")
 
     def is_own(self, origin: str, *hosts: str | None) -> bool:
-        place = urlsplit(origin).netloc.lower()
+        try:
+            place = urlsplit(origin).netloc.lower()
+        except ValueError:  # such as http://[::1
+            return False
         return place in [host.lower() for host in hosts if host] or host_name(place) in (self.hosts or ())
 
     async def event(self, scope: Any, receive: Any, send: Any) -> None:
@@ -101,26 +128,61 @@ class Door:
 
         await self.app(scope, again, send)
 
+    async def listen(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send a visitor what its events give."""
+        visitor = "".join(parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", []))
+        self.listening[visitor] += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.listening[visitor] -= 1
+            if not self.listening[visitor]:
+                del self.listening[visitor]
+
     async def make_room(self) -> None:
         await asyncio.to_thread(make_room, self.folder, self.disk_bytes)
 
     async def upload(self, scope: Any, receive: Any, send: Any) -> None:
         if self.uploads >= UPLOADS:
             raise Refusal(503, "busy, try again: others are uploading pictures")
-        self.uploads += 1
-        try:
-            await self.make_room()
-            await self.app(scope, receive, send)
-        finally:
-            self.uploads -= 1
+        with self.uploads_each.hold(address_of(scope)):
+            self.uploads += 1
+            try:
+                await self.make_room()
+                await self.app(scope, receive, send)
+            finally:
+                self.uploads -= 1
 
 
-def read_json(body: bytes | bytearray) -> Any:
-    """InputError for anything else."""
+def read_json(body: bytes | bytearray, large: Collection[str] = ()) -> Any:
+    """A JSON text. Refusal for one with too many parts, before it is parsed, and for one with too much text; InputError
+    for anything else.
+
+    large: keys of an object whose texts do not count: pictures.
+    """
+    if sum(body.count(mark) for mark in (b",", b":", b"[", b"{")) > PARTS:
+        raise Refusal(413, f"the body has more than {PARTS} values, the limit")
     try:
-        return json.loads(body)
+        values = json.loads(body)
     except (ValueError, RecursionError):
         raise InputError("the body is not a JSON text") from None
+    small = {name: value for name, value in values.items() if name not in large} if isinstance(values, dict) else values
+    if sum(map(len, texts_in(small))) > TEXT_BYTES:
+        raise Refusal(413, f"the body has more than {TEXT_BYTES >> 10} KiB beside pictures, the limit")
+    return values
+
+
+def texts_in(values: Any) -> Iterator[str]:
+    """All keys and texts in a JSON value."""
+    waiting = [values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list):
+            waiting += value
 
 
 def host_name(place: str) -> str:
@@ -145,16 +207,18 @@ def named_files(values: Any) -> Iterable[Any]:
 
 
 class BodyLimit:
-    """ASGI middleware: refuses a body that is too large, or that does not come in time, as soon as it is known."""
+    """ASGI middleware: refuses a body that is too large or does not come in time, and further ones of clients that have
+    too many under way, as soon as it is known."""
 
     def __init__(self, app: Any, most: int, seconds: float):
         self.app, self.most, self.seconds = app, most, seconds
+        self.held, self.each = 0, Shares("bodies", BODIES_EACH * most)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        seen, started, complete = 0, False, False
+        seen, started, complete, client = 0, False, False, address_of(scope)
         deadline = asyncio.get_running_loop().time() + self.seconds
 
         async def limited() -> Any:
@@ -165,9 +229,14 @@ class BodyLimit:
                 message = await asyncio.wait_for(receive(), max(deadline - asyncio.get_running_loop().time(), 0.0))
             except asyncio.TimeoutError:
                 raise Refusal(408, f"the body must come within {self.seconds:g} s") from None
-            seen += len(message.get("body", b""))
-            if seen > self.most:
+            size = len(message.get("body", b""))
+            if seen + size > self.most:
                 raise self._too_large()
+            if self.held + size > BODIES * self.most:
+                raise Refusal(503, "busy, try again: others are sending large requests")
+            self.each.take(client, size)
+            seen += size
+            self.held += size
             complete = not message.get("more_body", False)
             return message
 
@@ -187,6 +256,9 @@ class BodyLimit:
             from fastapi.responses import JSONResponse
 
             await JSONResponse({"error": str(error)}, getattr(error, "status", 400))(scope, receive, send)
+        finally:
+            self.held -= seen
+            self.each.give_back(client, seen)
 
     def _too_large(self) -> Refusal:
         return Refusal(413, f"the body has more than {self.most >> 20} MiB, the limit")

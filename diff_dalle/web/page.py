@@ -2,6 +2,7 @@
 
 import asyncio
 import html
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from .page_values import (
     values_of,
 )
 from .pictures import Pictures
+from .refusal import Refusal
 from .wish import LEAVES, Wish, check_wish, size_asked
 from .worker import Job, Snapshot
 
@@ -35,6 +37,7 @@ GROUPS = {BASE: "More settings", UPSAMPLERS: "Upsamplers", STAGE_B: "Stage B"}
 USUAL = "as the checkpoint says"
 HISTORY = 24  # images that a visitor's history keeps
 PREVIEW_SECONDS = 0.12  # between two previews
+ABSENT_SECONDS = 5.0  # after which the job of a visitor who does not listen is canceled
 VISIT_SECONDS = 3600  # after which what a visitor has is forgotten
 CSS = """
 .images img { image-rendering: pixelated; }
@@ -88,10 +91,21 @@ class Visits:
         if job := self.jobs.pop(visitor or "", None):
             job.cancel()
 
-    async def sample(self, visitor: str | None, wish: Wish, files: PictureFiles) -> AsyncIterator[Snapshot]:
+    async def sample(
+        self, visitor: str | None, wish: Wish, files: PictureFiles, client: str | None = None
+    ) -> AsyncIterator[Snapshot]:
         """Snapshots of a new job, the last of which is over. The visitor's earlier job is stopped, as is this one when
-        nobody asks for the next snapshot any more."""
+        nobody asks for the next snapshot any more, or the visitor does not listen. client: the visitor's address."""
         self.stop(visitor)
+        with self.service.jobs_each.hold(client):
+            async for now in self._sample(visitor, wish, files):
+                yield now
+
+    def _is_listening(self, visitor: str | None) -> bool:
+        listening = self.service.listening
+        return listening is None or (visitor or "") in listening
+
+    async def _sample(self, visitor: str | None, wish: Wish, files: PictureFiles) -> AsyncIterator[Snapshot]:
         service = self.service
         with service.worker.place() as place:
             size, pictures = size_asked(wish, check_wish(wish, service.models, service.limits)), Pictures()
@@ -100,7 +114,12 @@ class Visits:
             job = self.jobs[visitor or ""] = service.submit(wish, pictures, place)
         try:
             seen: Any = ()
+            heard = time.monotonic()
             while not (now := job.snapshot()).over:
+                if self._is_listening(visitor):
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > ABSENT_SECONDS:
+                    raise Refusal(499, "the visitor went away")
                 if (now.ahead, now.progress) != seen:
                     seen = (now.ahead, now.progress)
                     yield now
@@ -200,9 +219,10 @@ def build_page(service: Service) -> Any:
         async def sample(request: gr.Request, entries: list[dict], *values: Any) -> AsyncIterator[dict]:
             expected: dict[int, np.ndarray] = {}  # of each image, the latest
             try:
+                client = request.client.host if request.client else None
                 given = dict(zip(names, values, strict=True))
                 wish, uploaded = read_wish(given, service.models.find(str(given["model"] or "")))
-                async for now in visits.sample(request.session_hash, wish, uploaded):
+                async for now in visits.sample(request.session_hash, wish, uploaded, client):
                     shown: dict[Any, Any] = {progress: state_text(now, wish.num_images)}
                     if now.progress is not None and (pixels := now.progress.pixels()) is not None:
                         expected |= zip(now.progress.index, pixels, strict=True)

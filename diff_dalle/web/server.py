@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import signal
 import sys
 from typing import Any
@@ -10,6 +11,38 @@ from ..commands.serve import AddressConfig
 from .api import Service, create_app
 from .door import Door
 from .uploads import load_gradio, uploads_folder
+
+CONNECTIONS = 500  # more are answered 503
+HEAD_SECONDS = 10.0  # for a client to send the head of a request
+
+
+def protocol(seconds: float = HEAD_SECONDS) -> type:
+    """uvicorn's HTTP/1.1, which has no limit of its own for this: a connection on which no request begins in time, or
+    begins but does not get beyond its head, is closed."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.wait_for_head()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self.wait_for_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.waiting.cancel()
+            super().connection_lost(exc)
+
+        def wait_for_head(self) -> None:
+            self.waiting = self.loop.call_later(seconds, self.close_without_head, self.cycle)
+
+        def close_without_head(self, cycle: Any) -> None:
+            """cycle: the request that had come last when the wait began."""
+            if self.cycle is cycle:
+                self.transport.close()
+
+    return Impatient
 
 
 def whole_app(service: Service, address: AddressConfig | None = None) -> Any:
@@ -21,7 +54,8 @@ def whole_app(service: Service, address: AddressConfig | None = None) -> Any:
 
     load_gradio()
     names, folder = (address or AddressConfig()).names(), uploads_folder()
-    door = Middleware(Door, names, folder, service.limits.disk_bytes)
+    service.listening = collections.Counter()
+    door = Middleware(Door, names, folder, service.limits.disk_bytes, service.listening)
     return with_page(create_app(service, [door]), service)
 
 
@@ -66,6 +100,13 @@ def serve(service: Service, address: AddressConfig) -> None:
     place = f"[{address.host}]" if ":" in address.host else address.host
     print(f"http://{place}:{address.port}", flush=True)
     try:
-        uvicorn.run(whole_app(service, address), host=address.host, port=address.port, log_level="warning")
+        uvicorn.run(
+            whole_app(service, address),
+            host=address.host,
+            port=address.port,
+            log_level="warning",
+            http=protocol(),
+            limit_concurrency=CONNECTIONS,
+        )
     finally:
         service.close()

@@ -40,7 +40,7 @@ def uploads_folder() -> str:
 
 def holds(folder: str, path: str) -> bool:
     """Whether a file is in a folder, wherever links lead to."""
-    return os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
+    return "\0" not in path and os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
 
 
 def keep(files: Mapping[str, bytes]) -> list[str]:

@@ -130,8 +130,8 @@ class Worker:
 
     @contextlib.contextmanager
     def place(self) -> Iterator[Place]:
-        """Takes a place in the queue before what the job needs is read, so that the memory for that is bounded too.
-        Raises Refusal if the queue is full."""
+        """Takes a place in the queue before pictures are decoded for the job, so that the memory for these is bounded
+        too. Raises Refusal if the queue is full."""
         with self._changed:
             self._check_room()
             self._places += 1
@@ -140,6 +140,11 @@ class Worker:
             yield place
         finally:
             self._leave(place)
+
+    def check_room(self) -> None:
+        """Raises Refusal if the queue is full now."""
+        with self._changed:
+            self._check_room()
 
     def _leave(self, place: Place) -> None:
         with self._changed:

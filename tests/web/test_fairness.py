@@ -1,0 +1,209 @@
+"""No small request costs much, and no client keeps out the others."""
+
+import json
+import socket
+import time
+
+import pytest
+from checkpoint_making import make_file
+from page_client import Visitor, send
+from web_making import Gate, call, client_of, make_service, needs_web, serving
+
+from diff_dalle.commands.serve import Limits
+from diff_dalle.config import InputError
+from diff_dalle.web import door, page, server
+from diff_dalle.web.api import create_app
+from diff_dalle.web.door import PARTS, TEXT_BYTES, BodyLimit, read_json
+from diff_dalle.web.refusal import Refusal
+from diff_dalle.web.shares import Shares
+
+pytestmark = needs_web
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    made = make_service(make_file(tmp_path_factory.mktemp("fairness")), Limits(max_body=1, max_queue=2))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def address(service):
+    with serving(service) as found:
+        yield found
+
+
+def test_values_are_counted_before_they_are_parsed(monkeypatch):
+    monkeypatch.setattr(door.json, "loads", lambda _: pytest.fail("parsed"))
+    many = [b"[" * PARTS * 2, b"[" + b"0," * PARTS + b"0]", b"{" + b'"a":0' * PARTS + b"}", b"[[],[]]" * PARTS]
+    for body in many:
+        with pytest.raises(Refusal, match="values, the limit"):
+            read_json(body)
+
+
+def test_texts_are_limited_but_for_pictures():
+    long = "x" * (TEXT_BYTES + 1)
+    for value in ({"prompt": long}, {long: 1}, [[{"a": [long]}]], long):
+        with pytest.raises(Refusal, match="64 KiB beside pictures"):
+            read_json(json.dumps(value).encode(), ("mask",))
+    assert read_json(json.dumps({"mask": long}).encode(), ("mask",)) == {"mask": long}
+    with pytest.raises(Refusal):
+        read_json(json.dumps({"mask": long}).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({f"key{i}": 1 for i in range(2000)}, 400, "10 settings are wrong"),
+        ({f"key{i}": 1 for i in range(5000)}, 413, "values, the limit"),
+        ({"prompt": "a \ud800 star"}, 400, "prompt"),
+        ({"prompt": "a \0 star"}, 400, "prompt"),
+        ({"seed": 10**400}, 400, "seed"),
+        ({"init_image": [[[[1]]]]}, 400, "base64"),
+    ],
+)
+def test_strange_bodies_are_refused_in_few_words(body, status, words, service):
+    answer = client_of(service).post(
+        "/api/sample", content=json.dumps(body), headers={"Content-Type": "Application/JSON; charset=utf-8"}
+    )
+    assert answer.status_code == status and words in answer.json()["error"], answer.text
+    assert len(answer.text) < 4000
+
+
+def test_a_place_is_taken_when_the_body_is_there(service):
+    """Requests whose bodies do not come keep nobody out."""
+    taken = []
+    part = {"type": "http.request", "body": b"{", "more_body": True}
+
+    class Watched:
+        async def __call__(self, scope, receive, send):
+            async def listened():
+                taken.append(service.worker._places)
+                return await receive()
+
+            await create_app(service)(scope, listened, send)
+
+    assert call(BodyLimit(Watched(), 100, 0.05), part)[0] == 408
+    assert taken and not any(taken)
+
+
+def test_a_full_queue_refuses_before_the_body_is_read(service, monkeypatch):
+    def full():
+        raise Refusal(503, "busy")
+
+    monkeypatch.setattr(service.worker, "check_room", full)
+    read = []
+
+    async def app(scope, receive, send):
+        await create_app(service)(scope, lambda: read.append(1), send)
+
+    assert call(app)[0] == 503 and not read
+
+
+def test_one_client_has_a_share():
+    shares = Shares("requests", 2)
+    with shares.hold("10.0.0.1"), shares.hold("10.0.0.1"):
+        with pytest.raises(Refusal, match="requests of your address"), shares.hold("10.0.0.1"):
+            pass
+        with shares.hold("10.0.0.2"):
+            assert set(shares.held) == {"10.0.0.1", "10.0.0.2"}
+        for _ in range(5):
+            shares.take("127.0.0.1")  # a proxy's
+            shares.take(None)
+    assert not shares.held
+
+
+def test_jobs_of_one_client_leave_places_for_others(service):
+    gate = Gate()
+    service.worker.submit(gate)
+    assert gate.started.wait(10)
+    service.jobs_each.take("10.0.0.1")  # max_queue 2: one each
+    app = create_app(service)
+    body = {"type": "http.request", "body": b'{"prompt": "a star", "steps": 1}', "more_body": False}
+
+    def ask(client):
+        async def of(scope, receive, send):
+            await app({**scope, "client": (client, 1)}, receive, send)
+
+        return call(of, body, {"type": "http.disconnect"})
+
+    try:
+        assert ask("10.0.0.1")[0] == 503
+        assert ask("10.0.0.2") == (499, {"error": "the client went away"})
+        assert not service.jobs_each.held["10.0.0.2"]
+    finally:
+        service.jobs_each.give_back("10.0.0.1")
+        gate.open.set()
+
+
+def test_bodies_under_way_are_limited(service, monkeypatch):
+    async def reads(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        raise InputError("read")
+
+    limit = BodyLimit(reads, 100, 5)
+    part = {"type": "http.request", "body": bytes(60), "more_body": False}
+    assert call(limit, part) == (400, {"error": "read"}) and limit.held == 0
+    limit.held = door.BODIES * 100 - 50
+    assert call(limit, part)[0] == 503 and limit.held == door.BODIES * 100 - 50
+    limit.held = 0
+    limit.each.held["10.0.0.1"] = door.BODIES_EACH * 100 - 50
+
+    async def from_client(scope, receive, send):
+        await limit({**scope, "client": ("10.0.0.1", 1)}, receive, send)
+
+    assert call(from_client, part)[0] == 503 and limit.each.held["10.0.0.1"] == door.BODIES_EACH * 100 - 50
+
+
+def test_the_job_of_a_visitor_who_does_not_listen_is_canceled(address, service, monkeypatch):
+    monkeypatch.setattr(page, "ABSENT_SECONDS", 0.2)
+    gate = Gate()
+    service.worker.submit(gate)
+    assert gate.started.wait(10)
+    visitor = Visitor(address)
+    assert visitor.join("Sample", "click")[0] == 200
+    wait_for(lambda: len(service.worker._waiting) == 1)
+    wait_for(lambda: not service.worker._waiting)
+    gate.open.set()
+
+
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def connect(address, text):
+    place = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+    place.settimeout(30)
+    place.sendall(text)
+    return place
+
+
+@pytest.mark.parametrize("head", [b"", b"GET /api/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+def test_connections_without_a_request_are_closed(head, service, monkeypatch):
+    import uvicorn
+
+    config = uvicorn.Config
+    monkeypatch.setattr(uvicorn, "Config", lambda app, **given: config(app, http=server.protocol(0.3), **given))
+    with serving(service, create_app(service)) as here:
+        with connect(here, head) as place:
+            assert place.recv(100) == b""
+        request = b"GET /api/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        with connect(here, request) as place:  # and then begins another, which does not go on
+            assert b"200 OK" in place.recv(10_000)
+            place.sendall(request[:20])
+            rest = b"".join(iter(lambda: place.recv(10_000), b""))
+            assert b"HTTP/1.1" not in rest
+
+
+@pytest.mark.parametrize("path", ["/gradio_api/file=%00", "/gradio_api/file=/tmp/%00x", "/openapi.json", "/docs"])
+def test_nothing_is_at_these_addresses(path, address):
+    assert send(f"{address}{path}")[0] == 404
+
+
+def test_an_origin_that_is_no_url_is_another_site(address):
+    status, _ = send(f"{address}/api/sample", b"{}", Content_Type="application/json", Origin="http://[::1")
+    assert status == 403
