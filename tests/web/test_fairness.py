@@ -56,8 +56,6 @@ def test_texts_are_limited_but_for_pictures():
     [
         ({f"key{i}": 1 for i in range(2000)}, 400, "10 settings are wrong"),
         ({f"key{i}": 1 for i in range(5000)}, 413, "values, the limit"),
-        ({"prompt": "a \ud800 star"}, 400, "prompt"),
-        ({"prompt": "a \0 star"}, 400, "prompt"),
         ({"seed": 10**400}, 400, "seed"),
         ({"init_image": [[[[1]]]]}, 400, "base64"),
     ],

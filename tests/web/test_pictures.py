@@ -42,7 +42,8 @@ def busy(tmp_path):
 
 def test_requests_beyond_the_queue_are_refused_before_their_pictures_are_decoded(busy, monkeypatch):
     """And those within it wait with small pictures."""
-    _, client, gate = busy
+    service, client, gate = busy
+    monkeypatch.setattr(service.jobs_each, "most", 2)
     read, reading = [], threading.Event()
 
     def slow(*arguments):
