@@ -23,6 +23,7 @@ from .diffusion import ModelMeanType as ModelMeanType
 from .diffusion import ModelVarType as ModelVarType
 from .diffusion import ScheduleSampler as ScheduleSampler
 from .diffusion import SpacedDiffusion as SpacedDiffusion
+from .diffusion import Step as Step
 from .diffusion import UniformSampler as UniformSampler
 from .diffusion import betas_for_alpha_bar as betas_for_alpha_bar
 from .diffusion import create_gaussian_diffusion as create_gaussian_diffusion
@@ -30,7 +31,9 @@ from .diffusion import create_named_schedule_sampler as create_named_schedule_sa
 from .diffusion import get_named_beta_schedule as get_named_beta_schedule
 from .diffusion import space_timesteps as space_timesteps
 from .diffusion.editing import EditConfig as EditConfig
+from .diffusion.losses import LOSSES as LOSSES
 from .diffusion.sampling import SamplerConfig as SamplerConfig
+from .images.control_filters.table import FILTERS as FILTERS
 from .models.generator import Generator as Generator
 from .models.generator import GeneratorConfig as GeneratorConfig
 from .models.noised_clip import NoisedClip as NoisedClip
@@ -47,7 +50,9 @@ from .sampling.request import Request as Request
 from .sampling.stage_settings import StageSettings as StageSettings
 from .text.tokenizer import Tokenizer as Tokenizer
 from .text.tokenizer import load_tokenizer as load_tokenizer
+from .training.task import TASKS as TASKS
 from .training.task import Task as Task
+from .worlds.table import WORLDS as WORLDS
 
 class _Models:
     """The package diff_dalle.models, which can be called."""

@@ -33,6 +33,13 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
+def write_modules(text: str, folder: Path) -> None:
+    """The blocks of Python that begin with the name of a file, ``# my_parts.py``, as these files."""
+    for block in blocks(text, "python"):
+        if name := re.match(r"# (\w+\.py)\n", block):
+            (folder / name[1]).write_text(block, encoding="utf-8")
+
+
 def commands(text: str, **variables: str) -> list[list[str]]:
     """The words of the commands in a text's blocks of bash, as a shell expands them.
 

@@ -5,7 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from document_reading import write_modules
 from drills.table import GROUPS
+from module_making import importable
 from script_running import ROOT, run
 
 from diff_dalle.checkpoints.checkpoint import save_file
@@ -47,15 +49,17 @@ bash() { test -f "$1"; }
 
 
 @pytest.mark.parametrize("name", WITH_COMMANDS)
-def test_commands_parse(name):
+def test_commands_parse(name, tmp_path):
     """Every script resolves its settings and stops. Variables carry over from block to block."""
+    write_modules(WITH_COMMANDS[name], tmp_path)
     script = STAND_INS + "\n".join(blocks("bash", WITH_COMMANDS[name]))
     result = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     commands = [line.removesuffix("\0").split("\0") for line in result.stdout.splitlines()]
     assert len(commands) >= WITH_COMMANDS[name].count("\npython scripts/")
-    for path, *flags in commands:
-        run(path.removeprefix("scripts/"), *flags, "--dry_run", "True")
+    with importable(tmp_path):
+        for path, *flags in commands:
+            run(path.removeprefix("scripts/"), *flags, "--dry_run", "True")
 
 
 def test_python_runs(tmp_path, monkeypatch):

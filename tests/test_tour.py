@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import sys
+from types import ModuleType
 from unittest import mock
 
 from checkpoint_making import make_file
@@ -37,7 +39,8 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
     settings = {"TOUR_MODEL": make_file(tmp_path, text_length=32), "TOUR_STEPS": "3", "TOUR_UPDATES": "12"}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    names, pictures = {}, 0
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # without a file
+    names, pictures = {"__name__": "__main__"}, 0
     with mock.patch.dict(SAMPLERS):
         for cell in code_cells(json.loads(TOUR.read_text(encoding="utf-8"))):
             tree = ast.parse("".join(cell["source"]))

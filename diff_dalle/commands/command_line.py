@@ -28,6 +28,7 @@ from ..config import (
     type_name,
 )
 from ..config.expectations import MUST_EQUAL
+from . import own_parts
 from .common_flags import COMMON, MOST
 from .completion import complete, is_asked, suggest
 from .examples import usage
@@ -36,7 +37,7 @@ from .settings import Settings
 from .sources import Source, presets_of, read_config, read_preset
 
 DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and exit")
-GENERAL = ("preset", "config", "set", "dry_run")  # flags of every command
+GENERAL = ("preset", "config", "set", "import", "dry_run")  # flags of every command
 HELPS = ("-h", "--help", "--help_all")
 
 
@@ -102,6 +103,7 @@ def _parser(
     text = "YAML or JSON file of settings, local or remote; also --config_file"
     general.add_argument("--config", "--config_file", action="append", help=text, metavar="FILE")
     _add_flag(general, "set", "any setting by its path in a config file; may be repeated", metavar="PATH=VALUE")
+    _add_flag(general, "import", own_parts.HELP, metavar="MODULE")
     _add_flag(general, "dry_run", DRY_RUN.help, boolean=True)
     for group in groups(config_class):
         section = parser.add_argument_group(group.title)
@@ -222,6 +224,8 @@ def _sources(given: Mapping[str, str]) -> list[Source]:
 
 def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[str] = (), subcommand: str = "") -> Any:
     helps = is_asked() or not {*HELPS}.isdisjoint(argv)
+    if not helps:  # which is shown without torch
+        own_parts.import_parts(argv)
     parser = _parser(config_class, description, kinds, subcommand, helps, "--help_all" not in argv)
     complete(parser, subcommand)
     kind = _kind_of(config_class)
@@ -235,6 +239,7 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
         raise InputError(f"unknown flag or argument {bad!r}{hint} (--help_all lists all flags)")
     texts = vars(namespace)
     assignments = texts.pop("set") or []
+    del texts["import"]
     given = _single(texts)
     settings = Settings(config_class, given.get("config", ""))
     for source in _sources(given):

@@ -1,10 +1,14 @@
 """The commands of ``prepare_data.py``: render the shapes and the emoji world, pack a folder of images, inspect shards,
 embed samples, store the latents of a latent cascade.
 
-To add one: a config class, a function of it that returns lines to print, and a line in ``COMMANDS``.
+To add one: a config class, a function of it that returns lines to print, and a line in ``COMMANDS``. Worlds of one's
+own have theirs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from .. import storage
 from ..config import Fault, InputError, option, quantity, section, settings
@@ -19,23 +23,29 @@ from ..recipes.cascade.stages import LatentRun
 from ..recipes.cascade.storing import LatentsConfig, compute_latents
 from ..worlds.contract import RenderedWorld
 from ..worlds.emoji.world import EmojiConfig, EmojiWorld
-from ..worlds.shapes.scenes import ShapesConfig
 from ..worlds.shapes.shards import ShapesWorld
+from ..worlds.table import WORLDS
+from .own_parts import import_parts
 from .subcommands import Subcommand
 from .training_kinds import parse_cascade
 
 
-@settings
-class ShapesRun:
-    """Rendering the shapes world"""
+def rendering(world: type[RenderedWorld]) -> Subcommand:
+    """The command of a world that its settings alone make."""
+    name, kind = world.name, world.config_class
+    fields = {
+        "__doc__": f"Rendering {world.title}",
+        "__module__": __name__,
+        "__annotations__": {"out_dir": str, "processes": int, name: kind},
+        "out_dir": option(f"data/{name}", "folder for the shards of its splits, local or remote"),
+        "processes": option(0, "processes that render; 0 = one per core", least=0),
+        name: section(kind),
+    }
 
-    out_dir: str = option("data/shapes", "folder for the shards of the splits train and val, local or remote")
-    processes: int = option(0, "processes that render; 0 = one per core", least=0)
-    shapes: ShapesConfig = section(ShapesConfig)
+    def run(given: Any) -> list[str]:
+        return _written(world(getattr(given, name)), given.out_dir, given.processes or usable_cores())
 
-
-def shapes(run: ShapesRun) -> list[str]:
-    return _written(ShapesWorld(run.shapes), run.out_dir, run.processes or usable_cores())
+    return Subcommand(f"Render {world.title} into shards.", settings(type("WorldRun", (), fields)), run)
 
 
 @settings
@@ -103,10 +113,21 @@ def latents(config: LatentsConfig) -> list[str]:
 
 
 COMMANDS = {
-    "shapes": Subcommand("Render the shapes world into shards.", ShapesRun, shapes),
+    "shapes": rendering(ShapesWorld),
     "emoji": Subcommand("Render the emoji of a font into shards.", EmojiRun, emoji),
     "folder": Subcommand("Pack a folder of captioned images into shards.", PackingConfig, folder),
     "inspect": Subcommand("Describe the content of shards.", InspectionConfig, inspect),
     "embeddings": Subcommand("Compute the embeddings of all samples of shards.", EmbeddingsRun, embeddings),
     "latents": Subcommand("Compute what stages B and C train on in place of pixels.", LatentsConfig, latents),
 }
+
+
+def commands_of(words: Sequence[str]) -> dict[str, Subcommand]:
+    """``COMMANDS``, and one for each world of the modules that a command line imports. InputError for a module that
+    cannot be imported, or that the asked world needs."""
+    import_parts(words)
+    asked = "".join(words[:1])
+    if "." in asked and asked not in WORLDS:
+        raise InputError(f"the world {asked!r} is not there: {WORLDS.rule(asked)}")
+    own = {asked, *WORLDS} - COMMANDS.keys()
+    return COMMANDS | {name: rendering(WORLDS[name]) for name in sorted(own) if name in WORLDS}

@@ -111,11 +111,16 @@ def read_config(path: str) -> Source:
     return _source(storage.read_text(path, MAX_TEXT), path)
 
 
+def values_on(argv: Sequence[str], flags: Collection[str]) -> list[str]:
+    """The values of flags on a command line, as ``--flag VALUE`` or ``--flag=VALUE``."""
+    words = itertools.pairwise(part for word in argv for part in word.split("=", 1))
+    return [value for flag, value in words if flag in flags]
+
+
 def sources_on(argv: Sequence[str]) -> list[Source]:
     """The presets and config files that a command line names, in the order of their precedence."""
-    readers = {"--preset": read_preset, "--config": read_config, "--config_file": read_config}
-    words = list(itertools.pairwise(part for word in argv for part in word.split("=", 1)))
-    return [read(name) for flag, read in readers.items() for word, name in words if word == flag]
+    files = values_on(argv, ("--config", "--config_file"))
+    return [*map(read_preset, values_on(argv, ("--preset",))), *map(read_config, files)]
 
 
 def _source(text: str, name: str) -> Source:

@@ -21,7 +21,7 @@ from .training_kinds import inferred_kind
 
 Place = str | os.PathLike[str]
 INTERRUPTED = 130  # the status of a job that Ctrl-C ends
-_SAMPLED = ("lora", "ema_", "model")  # how the names of files to sample with begin, the best first
+_SAMPLED = ("lora", "best", "ema_", "model")  # how the names of files to sample with begin, the best first
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TrainedRun:
 
     @property
     def paths(self) -> list[str]:
-        """The file to sample with of each network: a LoRA, else EMA weights, else the weights."""
+        """The file to sample with of each network: a LoRA, or the best weights, or EMA, or weights."""
         files = self.checkpoints
         names = dict.fromkeys(key[: key.rfind("/") + 1] for key in files)
         return [
@@ -60,7 +60,7 @@ class TrainedRun:
         that was trained. options: of ``diff_dalle.load``, such as the other networks of a cascade."""
         settings, files = self.settings, self.paths
         kind = settings.kind.removesuffix(LORA_ENDING)
-        role, given = find_kind(kind).role, {}
+        role, given = find_kind(kind).role, dict[str, Any]()
         if settings.kind.endswith(LORA_ENDING):
             given = {"lora": files}
             files = [settings.base_path]
@@ -69,10 +69,11 @@ class TrainedRun:
             role, files = "model_path", [getattr(settings, "model_path", "") or settings.generator_checkpoint_path]
         elif kind == "generator" and settings.model.is_upsampler:
             return load(upsampler_paths=files, **options)
-        path = files if len(files) > 1 else files[0]
+        path: Any = files if len(files) > 1 else files[0]
         if role == "classifier_path":
             return load_classifier(path, **given, **options)
-        return load(**{"path" if role == "model_path" else role: path}, **given, **options)
+        given |= {"path" if role == "model_path" else role: path}
+        return load(**given, **options)
 
 
 def train(

@@ -58,6 +58,7 @@ from .errors import (
 from .expectations import add_optional, disagreements, expectations, given, overrides, values_by_name
 from .names import lookup, nearest
 from .reading import from_dict, present_form
+from .registry import Registry, installed, loaded
 from .values import FlagText, checked, checked_list, checked_mapping, shown, type_name
 from .yaml_text import MAX_TEXT, load_located, load_mapping, load_texts
 
@@ -73,6 +74,7 @@ __all__ = [
     "InputError",
     "KeyPath",
     "Leaf",
+    "Registry",
     "Section",
     "Spelling",
     "add_optional",
@@ -89,10 +91,12 @@ __all__ = [
     "faults_of",
     "from_dict",
     "given",
+    "installed",
     "leaves",
     "load_located",
     "load_mapping",
     "load_texts",
+    "loaded",
     "lookup",
     "members",
     "named",

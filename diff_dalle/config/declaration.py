@@ -17,6 +17,7 @@ from typing_extensions import dataclass_transform
 
 from .errors import Fault, InputError, cut, path_of, quantity
 from .names import nearest
+from .registry import Registry
 
 Needs = tuple[tuple[str, ...], ...]  # the names of other settings, each with the values that give this one an effect
 
@@ -77,7 +78,7 @@ def option(
 ) -> Any:
     """A setting: a dataclass field with its default and a help text that gives the unit.
 
-    choices: the only strings allowed, of a list in each of its places; a table may get more of them later.
+    choices: the only strings allowed, of a list in each of its places; a ``Registry`` may get more of them later.
     free:    the setting may change when a run is resumed, because it changes neither what the run has learned nor how
              that is stored: learning rates and their schedule, limits, logging, saving, sampling, speed. The rule is
              that of training/README.md.
@@ -273,7 +274,8 @@ class Leaf:
             yield Fault(key, f"must have {quantity(length, 'value')}", value)
         for each in several:
             if self.choices and each is not None and each not in self.choices:
-                rule = f"must be one of {', '.join(self.choices)}{nearest(str(each), self.choices)}"
+                plain = f"must be one of {', '.join(self.choices)}{nearest(str(each), self.choices)}"
+                rule = self.choices.rule(str(each)) if isinstance(self.choices, Registry) else plain
                 yield Fault(key, rule, each)
             elif isinstance(each, (int, float)) and not self.bounds.allow(each):
                 yield Fault(key, self.bounds.rule, each)

@@ -13,8 +13,8 @@ from .gaussian_diffusion import GaussianDiffusion
 from .log_snr import LogSnrProcess
 from .log_snr_config import LogSnrConfig
 from .log_snr_targets import TARGETS
-from .losses import MIN_SNR_GAMMA, P2_GAMMA, P2_K, min_snr_weights, p2_weights
-from .parametrization import LOSSES, PREDICTIONS, VARIANCES
+from .losses import LOSSES, MIN_SNR_GAMMA, P2_GAMMA, P2_K, is_bound, min_snr_weights, p2_weights
+from .parametrization import PREDICTIONS, VARIANCES, LossType
 from .respace import SpacedDiffusion, space_timesteps
 from .schedules import MAX_STEPS, SCHEDULES, get_named_beta_schedule
 from .spacing import check_spacing, spaced_steps
@@ -74,8 +74,8 @@ class DiffusionConfig(NoiseConfig):
     )
     loss_type: str = option(
         "mse",
-        "training loss: an error (plus the variational term of a learned variance), or the variational bound "
-        "(kl, rescaled_kl)",
+        "training loss: an error (plus the variational term of a learned variance), the variational bound (kl, "
+        "rescaled_kl), or one of your own (--import)",
         choices=LOSSES,
     )
     learned_variance_constrain_frac: bool = option(
@@ -114,7 +114,7 @@ class DiffusionConfig(NoiseConfig):
             if self.prediction == FLOW:
                 remedy = f"set {named('noise_schedule')} to flow, or this to v"
                 yield Fault.of(self, "prediction", f"{named('noise_schedule')} is {self.noise_schedule}: {remedy}")
-        if self.loss_weighting != "none" and LOSSES[self.loss_type].is_vb():
+        if self.loss_weighting != "none" and is_bound(LOSSES[self.loss_type]):
             loss = named("loss_type")
             rule = f"the variational bound ({loss} {self.loss_type}) has its own weights"
             yield Fault.of(self, "loss_weighting", f"{rule}: set it to none, or {loss} to rescaled_mse")
@@ -128,8 +128,8 @@ class DiffusionConfig(NoiseConfig):
             yield Fault.of(self, "prediction", f"{schedule} has {', '.join(TARGETS)}: set it to one of them")
         if self.variance_is_learned:
             yield Fault.of(self, "variance", f"{schedule} learns none: set it to fixed_small or fixed_large")
-        if self.loss_type != "mse":
-            yield Fault.of(self, "loss_type", f"{schedule} has the squared error alone: set it to mse")
+        if is_bound(loss := LOSSES[self.loss_type]) or loss is LossType.RESCALED_MSE:
+            yield Fault.of(self, "loss_type", f"{schedule} has no variational term: set it to mse, l1 or huber")
         if self.loss_space and self.loss_weighting != "none":
             rule = f"{named('loss_space')} weighs the error too: leave one of them out"
             yield Fault.of(self, "loss_weighting", rule)
@@ -170,7 +170,7 @@ class DiffusionConfig(NoiseConfig):
 
 def training_process(config: DiffusionConfig) -> TrainingProcess:
     """The process that a network is trained in. ``SamplerConfig.process`` gives that of its sampling."""
-    return LogSnrProcess(config.flow) if config.is_flow else create_gaussian_diffusion(config)
+    return LogSnrProcess(config.flow, LOSSES[config.loss_type]) if config.is_flow else create_gaussian_diffusion(config)
 
 
 def create_gaussian_diffusion(config: DiffusionConfig, respacing: str = "", spacing: str = "even") -> SpacedDiffusion:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..config import InputError
-from .losses import discretized_gaussian_log_likelihood, mean_flat, normal_kl
+from .losses import Loss, discretized_gaussian_log_likelihood, is_bound, mean_error, mean_flat, normal_kl
 from .parametrization import LossType, ModelMeanType, ModelVarType
 from .reverse_process import ReverseProcess
 from .samplers import Model, ddim_move, ddim_sigma
@@ -27,6 +26,7 @@ class GaussianDiffusion(ReverseProcess):
     betas, model_mean_type, model_var_type, rescale_timesteps, constrain_variance: as for ``ReverseProcess``.
     loss_weighting: SNR [T] → weight [T] of the squared error of eps, such as ``losses.min_snr_weights``; converted to
                     the network's prediction type. It does not apply to the variational term.
+    loss_type:      or a function of one's own, see ``losses.Loss``.
     vb_loss_weight: weight of the variational term of a learned variance; None = as in ``LossType``.
     """
 
@@ -36,7 +36,7 @@ class GaussianDiffusion(ReverseProcess):
         betas,
         model_mean_type: ModelMeanType,
         model_var_type: ModelVarType,
-        loss_type: LossType,
+        loss_type: Loss,
         rescale_timesteps: bool = False,
         loss_weighting: Callable[[np.ndarray], np.ndarray] | None = None,
         constrain_variance: bool = False,
@@ -50,7 +50,7 @@ class GaussianDiffusion(ReverseProcess):
         self.vb_loss_weight = vb_loss_weight
         self.loss_weights = None
         if loss_weighting is not None:
-            if loss_type.is_vb():
+            if is_bound(loss_type):
                 raise InputError(
                     f"loss_weighting is set, but the loss {loss_type.name} has its own weights: leave one of them out"
                 )
@@ -219,12 +219,13 @@ class GaussianDiffusion(ReverseProcess):
         target: what the network's prediction is compared with; None = ``target`` of x_start and noise. InputError with
             a variational loss, which compares distributions.
 
-        "mse", "l1" or "huber": the unweighted error of the network's prediction. "vb": the variational term of a
-        learned variance in bits per dimension, times ``vb_loss_weight``; its gradient reaches the variance only.
+        "mse", "l1" or "huber": the unweighted error of the network's prediction, "error" of a function. "vb": the
+        variational term of a learned variance in bits per dimension, times ``vb_loss_weight``; its gradient reaches the
+        variance only.
         """
         noise = torch.randn_like(x_start) if noise is None else noise
         x_t = self.q_sample(x_start, t, noise)
-        if self.loss_type.is_vb():
+        if is_bound(self.loss_type):
             if target is not None:
                 raise InputError("a variational loss compares distributions, and has no other target than x_start's")
             loss = self._vb_terms_bpd(model, x_start, x_t, t, clip_denoised=False, model_kwargs=model_kwargs)["output"]
@@ -232,9 +233,8 @@ class GaussianDiffusion(ReverseProcess):
 
         output, var_values = self._output(model, x_t, t, model_kwargs)
         target = self.target(x_start, t, noise) if target is None else target
-        name, error = _ERRORS[self.loss_type]
-        terms = {name: mean_flat(error(output, target, reduction="none"))}
-        loss = terms[name]
+        name, loss = mean_error(self.loss_type, output, target)
+        terms = {name: loss}
         if self.loss_weights is not None:
             loss = self.at("loss_weights", t, loss) * loss
         if var_values is not None:
@@ -285,15 +285,6 @@ class GaussianDiffusion(ReverseProcess):
         stacked = {name: torch.stack(values, dim=1) for name, values in terms.items()}
         prior = self._prior_bpd(x_start)
         return {"total_bpd": stacked["vb"].sum(dim=1) + prior, "prior_bpd": prior, **stacked}
-
-
-#: Per loss: its name in the reported terms, and the error of one element.
-_ERRORS: dict[LossType, tuple[str, Callable[..., Tensor]]] = {
-    LossType.MSE: ("mse", F.mse_loss),
-    LossType.RESCALED_MSE: ("mse", F.mse_loss),
-    LossType.L1: ("l1", F.l1_loss),
-    LossType.HUBER: ("huber", F.huber_loss),
-}
 
 
 def _above_zero(t: Tensor, x: Tensor) -> Tensor:

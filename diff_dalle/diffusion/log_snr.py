@@ -19,10 +19,10 @@ from .forward_process import at_least_float32
 from .log_snr_config import LogSnrConfig
 from .log_snr_schedules import LogSnrSchedule, discretized, interpolated
 from .log_snr_targets import SCALERS, TARGETS
-from .losses import mean_flat
+from .losses import Loss, mean_error
 from .noise import Normal, training_noise
 from .noise_conditions import discrete
-from .parametrization import PREDICTIONS, ModelMeanType, ModelVarType
+from .parametrization import PREDICTIONS, LossType, ModelMeanType, ModelVarType
 from .reverse_process import ReverseProcess
 from .samplers import Model
 from .spacing import LEVEL_SPACINGS, TIME_SPACINGS
@@ -35,14 +35,15 @@ _DISTRIBUTIONS = {"edm_train": "edm", ADAPTIVE: "cosine"}  # schedules to train 
 class LogSnrProcess:
     """Training in continuous time; ``steps`` gives the discrete process to sample with.
 
-    config: its settings; None = the defaults.
+    config: its settings; None = the defaults. loss: the error of a prediction.
 
     x_t = a x_start + b noise with any scaler; the network sees it as it is, and the noise condition as its time input.
     What is adaptive is state, which a task feeds and saves: see ``observes``.
     """
 
-    def __init__(self, config: LogSnrConfig | None = None):
+    def __init__(self, config: LogSnrConfig | None = None, loss: Loss = LossType.MSE):
         config = self.config = LogSnrConfig() if config is None else config
+        self.loss = loss
         self._scaler, self._target = SCALERS[config.scaler], TARGETS[config.prediction]
         self._adaptive: dict[str, Adaptive] = {}
         self._schedule = self._sampling_schedule = _Limited(self._training_schedule())
@@ -157,8 +158,8 @@ class LogSnrProcess:
         noise: Tensor | None = None,
         target: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """ "mse" [N], the mean squared error of the network's prediction, and "loss", the same weighted; at least
-        float32.
+        """ "mse" [N], the mean squared error of the network's prediction, or another error as in
+        ``GaussianDiffusion.training_losses``, and "loss", the same weighted; at least float32.
 
         t: [N] float in [0, 1], as from ``training_times``. noise: as for ``q_sample``. target: what the prediction is
         compared with; None = ``target`` of x_start and noise.
@@ -166,8 +167,8 @@ class LogSnrProcess:
         noise = self._own_noise(x_start) if noise is None else noise
         output = self.output(model, self.q_sample(x_start, t, noise), t, model_kwargs)
         target = self.target(x_start, t, noise) if target is None else target
-        mse = mean_flat((target - output) ** 2)
-        return {"loss": mse * self.loss_weight(self.log_snr(t)), "mse": mse}
+        name, error = mean_error(self.loss, output, target)
+        return {"loss": error * self.loss_weight(self.log_snr(t)), name: error}
 
     def output(self, model: Model, x_t: Tensor, t: Tensor, model_kwargs: Mapping | None = None) -> Tensor:
         """What a network predicts of ``target`` at the times t [N], at least float32. InputError for another shape."""

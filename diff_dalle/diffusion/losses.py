@@ -1,12 +1,41 @@
-"""Terms of the variational bound, and weights that depend on the noise level."""
+"""Errors of a prediction, terms of the variational bound, and weights that depend on the noise level."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from ..config import InputError, Registry
+from .parametrization import LossType
+
+ErrorFunction = Callable[[Tensor, Tensor], Tensor]
+Loss = LossType | ErrorFunction  # one of one's own: output and target [N, …] → the error of each element, or sample [N]
+
+#: Their names in flags and configuration files.
+LOSSES: Registry[Loss] = Registry(
+    "diff_dalle.losses",
+    {
+        "mse": LossType.MSE,
+        "rescaled_mse": LossType.RESCALED_MSE,
+        "kl": LossType.KL,
+        "rescaled_kl": LossType.RESCALED_KL,
+        "l1": LossType.L1,
+        "huber": LossType.HUBER,
+    },
+)
+#: Per loss: its name in the reported terms, and the error of one element.
+_ERRORS: dict[LossType, tuple[str, Callable[..., Tensor]]] = {
+    LossType.MSE: ("mse", F.mse_loss),
+    LossType.RESCALED_MSE: ("mse", F.mse_loss),
+    LossType.L1: ("l1", F.l1_loss),
+    LossType.HUBER: ("huber", F.huber_loss),
+}
 
 MIN_SNR_GAMMA = 5.0  # recommended by Hang et al. 2023
 P2_K, P2_GAMMA = 1.0, 1.0  # recommended by Choi et al. 2022
@@ -14,7 +43,25 @@ P2_K, P2_GAMMA = 1.0, 1.0  # recommended by Choi et al. 2022
 
 def mean_flat(values: Tensor) -> Tensor:
     """[N, …] → [N]: the mean over every axis but the first."""
-    return values.flatten(1).mean(1)
+    return values.reshape(len(values), -1).mean(1)
+
+
+def is_bound(loss: Loss) -> TypeGuard[LossType]:
+    """Whether a loss is the variational bound, which compares distributions."""
+    return isinstance(loss, LossType) and loss.is_vb()
+
+
+def mean_error(loss: Loss, output: Tensor, target: Tensor) -> tuple[str, Tensor]:
+    """What the error of a loss is called in logs, and its mean over each sample [N]. InputError for a function of one's
+    own that does not return an error for each."""
+    if isinstance(loss, LossType):
+        name, error = _ERRORS[loss]
+        return name, mean_flat(error(output, target, reduction="none"))
+    found = loss(output, target)
+    if found.shape[:1] != output.shape[:1]:
+        given, needed = list(found.shape), f"the error of each element {list(output.shape)} or sample [{len(output)}]"
+        raise InputError(f"the loss {getattr(loss, '__name__', loss)} returned shape {given}, but must return {needed}")
+    return "error", mean_flat(found)
 
 
 def normal_kl(mean1, logvar1, mean2, logvar2) -> Tensor:

@@ -54,11 +54,3 @@ VARIANCES = {
     "learned": ModelVarType.LEARNED,
     "learned_range": ModelVarType.LEARNED_RANGE,
 }
-LOSSES = {
-    "mse": LossType.MSE,
-    "rescaled_mse": LossType.RESCALED_MSE,
-    "kl": LossType.KL,
-    "rescaled_kl": LossType.RESCALED_KL,
-    "l1": LossType.L1,
-    "huber": LossType.HUBER,
-}

@@ -10,14 +10,15 @@ A sampler takes every step t = T-1, …, 0 of ``process`` (respace it to take fe
 last Step's ``x`` is the result. Of the process it reads the noise levels only (``NoiseLevels``), so any sequence of
 increasing noise works. All samples of a batch share t, so coefficients are Python floats from the float64 tables and
 nothing waits for the device. ``noise(t)`` returns standard normal noise of x's shape, so the caller controls what each
-sample's randomness depends on; deterministic samplers never call it. x_start may have been clipped or guided, and eps
-follows it, so samplers work the same with every prediction type and with learned variance.
+sample's randomness depends on; deterministic samplers never call it, and give it a default. x_start may have been
+clipped or guided, and eps follows it, so samplers work the same with every prediction type and with learned variance.
 
 Notation: ᾱ = alphas_cumprod; α = sqrt(ᾱ); σ = sqrt(1 − ᾱ); λ = log(α/σ); a prime marks the level after the step.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from typing import Protocol
 
 import numpy as np
 from torch import Tensor
+
+from ..config import Registry
 
 
 class NoiseLevels(Protocol):
@@ -269,13 +272,21 @@ def heun(process: NoiseLevels, denoise: Denoise, x: Tensor, noise: Noise | None 
         yield Step(t, x, p.x_start)
 
 
-SAMPLERS: dict[str, Sampler] = {
-    "ancestral": ancestral,
-    "ddim": ddim,
-    "dpm++2m": dpm_solver_pp_2m,
-    "unipc": unipc,
-    "heun": heun,
-    "lcm": lcm,
-}
-RANDOM_SAMPLERS = ("ancestral", "lcm")  # draw noise at every step, whatever their settings
+SAMPLERS: Registry[Sampler] = Registry(
+    "diff_dalle.samplers",
+    {
+        "ancestral": ancestral,
+        "ddim": ddim,
+        "dpm++2m": dpm_solver_pp_2m,
+        "unipc": unipc,
+        "heun": heun,
+        "lcm": lcm,
+    },
+)
 TWICE = ("heun",)  # evaluate the denoiser twice at every step but the last
+
+
+def is_random(name: str) -> bool:
+    """Whether a sampler draws noise at every step, whatever its settings: then its ``noise`` has no default."""
+    noise = inspect.signature(SAMPLERS[name]).parameters.get("noise")
+    return noise is None or noise.default is inspect.Parameter.empty

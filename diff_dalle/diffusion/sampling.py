@@ -21,7 +21,7 @@ from .log_snr import LogSnrProcess, LogSnrSteps
 from .parametrization import VARIANCES
 from .respace import sections_of
 from .reverse_process import ReverseProcess
-from .samplers import RANDOM_SAMPLERS, SAMPLERS, TWICE, Denoise, Step
+from .samplers import SAMPLERS, TWICE, Denoise, Step, is_random
 from .self_conditioning import SelfConditioned, is_self_conditioned
 from .spacing import SPACINGS, default_spacing
 
@@ -153,9 +153,9 @@ class SamplerConfig:
 
     def check_edit(self, edit: EditConfig) -> None:
         """InputError if this sampler cannot perform the edit."""
-        if edit.variation is not None and (self.algorithm in RANDOM_SAMPLERS or self.eta):
+        if edit.variation is not None and (is_random(self.algorithm) or self.eta):
             used = f"ddim with eta {self.eta:g}" if self.eta else self.algorithm
-            names = ", ".join(name for name in SAMPLERS if name not in RANDOM_SAMPLERS)
+            names = ", ".join(name for name in SAMPLERS if not is_random(name))
             rule = f"requires a deterministic {named('sampler')} ({names}) without {named('eta')}, not {used}"
             raise InputError(Fault("variation", rule))
 

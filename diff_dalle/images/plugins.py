@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import EntryPoint, version
 from types import ModuleType
 from typing import Any
 
-from ..config import Fault, InputError, nearest
+from ..config import Fault, InputError, installed, loaded, nearest
 
 #: The bundled ones, by group and name, each as what makes it.
 BUILT_IN = {
@@ -40,11 +40,6 @@ def import_package(module: str, extra: str, purpose: str) -> ModuleType:
         ) from error
 
 
-def installed(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group, by name."""
-    return {each.name: each for each in entry_points(group=group)}
-
-
 def load_plugin(group: str, name: str, setting: str, otherwise: str = "") -> Any:
     """What the entry point ``name`` of a group stands for, or the bundled one of this name; without a name the only
     one, installed ones first. InputError, which names the setting, for one that is not installed or cannot be imported.
@@ -62,10 +57,6 @@ def load_plugin(group: str, name: str, setting: str, otherwise: str = "") -> Any
         raise InputError(Fault(setting, f"is {given}, but {rule}: install a package {which}{instead}"))
     plugin = found.get(name) or EntryPoint(name, along[name], group)
     try:
-        return plugin.load() if name in found else plugin.load()()
+        return loaded(plugin) if name in found else loaded(plugin)()
     except InputError as error:
-        raise InputError(Fault(setting, f"is {name!r}, but {error}")) from None
-    except Exception as error:  # a package that is broken, or lacks one that it needs, may raise anything
-        reason = str(error).partition("\n")[0]
-        rule = f"is {name!r} ({plugin.value}), which cannot be imported: {type(error).__name__}: {reason}"
-        raise InputError(Fault(setting, rule)) from error
+        raise InputError(Fault(setting, f"is {name!r}, but {error}")) from error

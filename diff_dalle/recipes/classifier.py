@@ -22,6 +22,7 @@ from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
 from ..training.optim_config import OptimConfig
 from ..training.settings import TrainingConfig
+from ..training.task import chosen_task
 from .recipe import Recipe, Session, without_logdir, wrong_annealing
 
 WARMUP_FRACTION = 0.02  # of the annealing steps; about CLIP's 2,000 of 100,000
@@ -159,6 +160,7 @@ def open_classifier(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     spec = SampleSpec(image, (CaptionSpec(tokenizer, run.model.text_length),))
 
     def task(model: nn.Module, name: str, shown: Loader) -> ContrastiveTask:
-        return ContrastiveTask(cast(NoisedClip, model), create_noise_process(run.diffusion), run.contrastive, world)
+        contrastive = chosen_task(run.training.task, ContrastiveTask)
+        return contrastive(cast(NoisedClip, model), create_noise_process(run.diffusion), run.contrastive, world)
 
     return Session(recipe, world, spec, task, tokenizer)

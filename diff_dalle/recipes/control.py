@@ -29,6 +29,7 @@ from ..tasks.control import BASE, ControlledDenoisingTask, control_of, pictures_
 from ..tasks.perceptual import PerceptualConfig
 from ..tasks.previews import Previews
 from ..text.tokenizer import Tokenizer, TokenizerConfig
+from ..training.task import chosen_task
 from .generator import GeneratorRun, open_generator, previews_of
 from .recipe import Recipe, Session, check_same
 
@@ -143,7 +144,8 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     def task(model: nn.Module, name: str, shown: Loader) -> ControlledDenoisingTask:
         process = training_process(run.diffusion)
         previews = _previews(recipe, world, steered, saved.tokenizer, shown)
-        found = ControlledDenoisingTask(model, process, run.denoising, run.num_classes, previews)
+        controlled = chosen_task(run.training.task, ControlledDenoisingTask)
+        found = controlled(model, process, run.denoising, run.num_classes, previews)
         found.add_companion(BASE, session.ready_frozen(steered.network))
         found.control_filter = steered.control_filter
         return found

@@ -32,6 +32,7 @@ from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
 from ..training.optim_config import OptimConfig
 from ..training.settings import TrainingConfig
+from ..training.task import chosen_task
 from .auxiliary import Auxiliaries, wrong_auxiliaries
 from .previewing import affordable
 from .recipe import Recipe, Session, without_logdir, wrong_annealing
@@ -160,11 +161,11 @@ def _task(recipe: Recipe, world: World, tokenizer: Tokenizer | None, model: nn.M
     process, previews = training_process(run.diffusion), previews_of(recipe, world, tokenizer, shown)
     if run.model.is_upsampler:
         factor, degradation = run.model.factor, run.augmentation.degradation
-        task: DenoisingTask = UpsamplingTask(
-            model, process, run.denoising, factor, degradation, run.num_classes, previews
-        )
+        upsampling = chosen_task(run.training.task, UpsamplingTask)
+        task: DenoisingTask = upsampling(model, process, run.denoising, factor, degradation, run.num_classes, previews)
     else:
-        task = DenoisingTask(model, process, run.denoising, run.num_classes, previews)
+        denoising = chosen_task(run.training.task, DenoisingTask)
+        task = denoising(model, process, run.denoising, run.num_classes, previews)
     task.inpaints = run.model.inpaint
     return task
 

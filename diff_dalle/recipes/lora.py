@@ -20,7 +20,7 @@ from ..config import Fault, InputError, Section, differences, faults_of, members
 from ..data.loader import Loader
 from ..data.mixed import MixedLoader
 from ..data.spec import CaptionSpec
-from ..diffusion.parametrization import LOSSES
+from ..diffusion.losses import LOSSES, is_bound
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
 from ..models.adapters.adapted import Adapted
@@ -311,7 +311,7 @@ class GeneratorLora(NetworkLora, GeneratorRun):
     kind: ClassVar[str] = "generator_lora"
 
     def faults(self) -> Iterator[Fault]:
-        if self.prior_target == "base" and LOSSES[self.diffusion.loss_type].is_vb():
+        if self.prior_target == "base" and is_bound(LOSSES[self.diffusion.loss_type]):
             loss = f"{named('loss_type')} {self.diffusion.loss_type}"
             rule = f"{loss} compares distributions, not predictions: set it to images, or the loss to rescaled_mse"
             yield Fault("prior_target", f"is base, but {rule}")

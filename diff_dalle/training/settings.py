@@ -8,6 +8,7 @@ from ..config import Fault, faults_of, named, option, section, settings
 from ..distributed.sharding_config import ShardingConfig
 from ..models.precision_names import PRECISIONS
 from ..randomness import check_seeds
+from .task import TASKS
 
 
 @settings
@@ -22,6 +23,12 @@ class TrainingConfig:
     samples: int = option(0, "total training samples, including resumed ones; 0 = no limit", free=True, least=0)
     hours: float = option(0.0, "save and stop after this many hours of the session; 0 = no limit", free=True, least=0)
     seed: int = option(0, "seed of the data order and of all random numbers")
+    task: str | None = option(
+        None,
+        "what computes the losses: a task of your own (--import), based on the usual one of the network; none = "
+        "the usual one",
+        choices=TASKS,
+    )
     precision: str = option(
         "auto",
         "arithmetic of the network; auto = bf16 on GPUs that support it and on CPUs where it is faster, else fp32",

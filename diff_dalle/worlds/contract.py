@@ -1,7 +1,7 @@
 """What a world is: pictures whose content is known exactly, because they are rendered, with captions of it.
 
-To add one: a ``RenderedWorld`` in a folder of this room, its command in ``commands/prepare.py``, and an evaluator that
-scores samples of what it holds out.
+To add one: a ``RenderedWorld`` in a folder of this room, or in a module of one's own, registered in ``WORLDS``, and an
+evaluator that scores samples of what it holds out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Shown(NamedTuple):
 
 
 class RenderedWorld(ABC, Generic[Config, Item]):
-    """A world with these settings, of the dataclass ``config_class``.
+    """A world with these settings, of the dataclass ``config_class``. Commands make it of them alone.
 
     As a folder it is the shards of its splits (png, txt and json for each sample) and the record of its settings, so
     that no folder ever holds two worlds.
@@ -57,7 +57,7 @@ class RenderedWorld(ABC, Generic[Config, Item]):
     config_class: ClassVar[type]
     compression: ClassVar[int] = 6
 
-    def __init__(self, config: Config, samples_per_shard: int):
+    def __init__(self, config: Config, samples_per_shard: int = 1024):
         self.config, self.samples_per_shard = config, samples_per_shard
 
     @abstractmethod

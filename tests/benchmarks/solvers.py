@@ -16,7 +16,7 @@ from exact_denoisers import CENTERS, posterior_mean
 from torch import Tensor
 
 from diff_dalle.diffusion.diffusion_config import FLOW, DiffusionConfig, training_process
-from diff_dalle.diffusion.samplers import RANDOM_SAMPLERS, SAMPLERS, Prediction
+from diff_dalle.diffusion.samplers import SAMPLERS, Prediction, is_random
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.diffusion.spacing import SPACINGS, TIME_SPACINGS, default_spacing
 from diff_dalle.evaluation.report import markdown_table
@@ -81,7 +81,7 @@ def errors(schedule: str, width: float) -> Iterator[tuple[str, str, list[float]]
     x = noise(256, 0)
     exact = exact_solution(x, last_level(schedule), width)
     for name, spacing in itertools.product(SAMPLERS, TIME_SPACINGS if schedule == FLOW else SPACINGS):
-        if name not in RANDOM_SAMPLERS:
+        if not is_random(name):
             ends = [sampled(name, schedule, spacing, steps_of(name, count), x, width) for count in EVALUATIONS]
             yield name, spacing, [float((end - exact).square().mean().sqrt()) for end in ends]
 

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from diff_dalle.diffusion import SCHEDULES, DiffusionConfig, LossType, ModelMeanType, create_gaussian_diffusion
 from diff_dalle.diffusion.diffusion_config import training_process
-from diff_dalle.diffusion.parametrization import LOSSES, PREDICTIONS, VARIANCES
+from diff_dalle.diffusion.losses import LOSSES
+from diff_dalle.diffusion.parametrization import PREDICTIONS, VARIANCES
 from diff_dalle.diffusion.sampling import SamplerConfig
 
 EPSILON = ModelMeanType.EPSILON
@@ -143,7 +144,7 @@ def test_the_variance_of_a_flow_is_that_of_its_setting():
         ({"rescale_timesteps": True}, "rescale_timesteps is True, but noise_schedule flow has no steps"),
         ({"prediction": "previous_x"}, "prediction is 'previous_x', but .* eps, x_start, v, flow"),
         ({"variance": "learned_range"}, "variance is 'learned_range', but .* fixed_small or fixed_large"),
-        ({"loss_type": "huber"}, "loss_type is 'huber', but .* set it to mse"),
+        ({"loss_type": "rescaled_mse"}, "loss_type is 'rescaled_mse', but .* set it to mse, l1 or huber"),
         ({"loss_weighting": "p2", "loss_space": "v"}, "loss_weighting is 'p2', but loss_space weighs the error too"),
         ({"flow_shift": 0.0}, "flow_shift is 0, but must be above 0"),
         ({"loss_space": "previous_x"}, "loss_space is 'previous_x', but must be one of"),

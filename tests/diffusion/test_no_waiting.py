@@ -20,7 +20,7 @@ from diff_dalle.diffusion import (
     create_gaussian_diffusion,
     guided_denoiser,
 )
-from diff_dalle.diffusion.parametrization import LOSSES
+from diff_dalle.diffusion.losses import LOSSES
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_steps
 from diff_dalle.images.signal import PixelSignal
 

@@ -8,10 +8,9 @@ import pytest
 from PIL import Image
 from shard_making import encoded, random_image, tar_bytes
 
-from diff_dalle.config import InputError
+from diff_dalle.config import InputError, registry
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
-from diff_dalle.images import plugins
 from diff_dalle.images.decode import BrokenSample
 from diff_dalle.images.transforms import GROUP, smart_crop
 
@@ -83,7 +82,7 @@ def test_the_loader_crops_by_it(tmp_path):
 
 def test_the_loader_finds_it_among_installed_packages(tmp_path, monkeypatch):
     point = EntryPoint("bright", f"{__name__}:brightness", GROUP)
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == GROUP else [])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == GROUP else [])
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
     (tmp_path / "a.tar").write_bytes(tar_bytes([("a.png", encoded(with_spot(32, 128, 8, 112), "PNG"))]))
     spec = SampleSpec(ImageSpec((32, 32)))

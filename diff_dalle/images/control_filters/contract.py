@@ -32,8 +32,8 @@ class Materials:
 
 
 class ControlFilter(ABC):
-    """One kind of control. To add one: a subclass, and a line in ``table.FILTERS``; or, in a package of one's own, a
-    subclass that its entry point in the group ``diff_dalle.control_filters`` names.
+    """One kind of control. To add one: a subclass, and a line in ``table.FILTERS``; or, in a module of one's own,
+    ``@FILTERS.register`` above it.
 
     params: the dataclass of its parameters, of which ``controlnet_filter_params`` has any.
     published: parameters of the published filter that its files do not give, and that differ from ours.

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...config import Fault, InputError, faults_of, from_dict, nearest, option, settings
-from ..plugins import installed, load_plugin
+from ...config import Fault, InputError, Registry, faults_of, from_dict, option, settings
 from .canny import CannyFilter
 from .contract import ControlFilter, Materials
 from .identity import IdentityFilter
@@ -16,15 +15,18 @@ from .inpainting import InpaintFilter
 from .pictures import PictureFilter, PixelatedFilter, ReadyFilter, SemanticPixelatedFilter
 
 GROUP = "diff_dalle.control_filters"
-FILTERS: dict[str, type[ControlFilter]] = {
-    "canny": CannyFilter,
-    "sr": PixelatedFilter,
-    "semantic_sr": SemanticPixelatedFilter,
-    "inpaint": InpaintFilter,
-    "identity": IdentityFilter,
-    "picture": PictureFilter,
-    "ready": ReadyFilter,
-}
+FILTERS: Registry[type[ControlFilter]] = Registry(
+    GROUP,
+    {
+        "canny": CannyFilter,
+        "sr": PixelatedFilter,
+        "semantic_sr": SemanticPixelatedFilter,
+        "inpaint": InpaintFilter,
+        "identity": IdentityFilter,
+        "picture": PictureFilter,
+        "ready": ReadyFilter,
+    },
+)
 #: What published configs call them.
 PUBLISHED = {
     "CannyFilter": "canny",
@@ -47,8 +49,8 @@ class ControlConfig:
 
     controlnet_filter: str = option(
         "",
-        f"what makes the control of a picture: {', '.join(FILTERS)}, or a plug-in; also by the names of published "
-        "configs, such as CannyFilter",
+        f"what makes the control of a picture: {', '.join(FILTERS)}, or one of your own (--import); also by the "
+        "names of published configs, such as CannyFilter",
         required=True,
     )
     controlnet_filter_params: str = option(
@@ -61,21 +63,19 @@ class ControlConfig:
         """InputError for a filter that does not exist; a plug-in is imported."""
         name = PUBLISHED.get(self.controlnet_filter, self.controlnet_filter)
         if name in FILTERS:
-            return FILTERS[name]
-        known = [*FILTERS, *installed(GROUP)]
-        if name in MISSING and name not in known:
+            try:
+                return FILTERS[name]
+            except InputError as error:
+                raise InputError(Fault("controlnet_filter", f"is {name!r}, but {error}")) from error
+        if name in MISSING:
             rule = (
                 f"must be a filter of this library, which {MISSING[name]} are not: use canny, put such controls into "
                 f"the shards (ready), or install a package whose entry point {name} of the group {GROUP} is a filter"
             )
             raise InputError(Fault("controlnet_filter", rule, name))
-        if name not in known:
-            rule = (
-                f"must be one of {', '.join(known)}{nearest(name, known)}, or a plug-in: install a package with this "
-                f"name among its entry points of the group {GROUP}, or put such controls into the shards (ready)"
-            )
-            raise InputError(Fault("controlnet_filter", rule, name))
-        return load_plugin(GROUP, name, "controlnet_filter")
+        raise InputError(
+            Fault("controlnet_filter", f"{FILTERS.rule(name)}; such controls may also be in the shards (ready)", name)
+        )
 
     @property
     def given_params(self) -> Mapping[str, Any]:

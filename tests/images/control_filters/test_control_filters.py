@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from diff_dalle.config import InputError
+from diff_dalle.config import InputError, registry
 from diff_dalle.images import packaged, plugins
 from diff_dalle.images.control_filters.contract import ControlFilter, Materials
 from diff_dalle.images.control_filters.identity import Face
@@ -61,7 +61,7 @@ def installed(monkeypatch):
     def found(group):
         return [EntryPoint(name, value, group) for name, value in values.get(group, {}).items()]
 
-    monkeypatch.setattr(plugins, "entry_points", found)
+    monkeypatch.setattr("diff_dalle.config.registry.entry_points", found)
 
 
 def left(picture):
@@ -102,7 +102,7 @@ def test_the_published_name_of_a_parameter_is_read(name):
         (
             "cany",
             "{}",
-            r"^controlnet_filter is 'cany', but must be one of canny, .*; did you mean canny\?, or a plug-in",
+            r"^controlnet_filter is 'cany', but must be one of canny, .*; did you mean canny\?; such controls may",
         ),
         ("canny", '{"size": 3}', "controlnet_filter_params.size is an unknown setting; did you mean resize"),
         ("canny", '{"resize": 1}', "resize is 1, but must be at least 8"),
@@ -142,8 +142,8 @@ def test_the_published_name_of_a_parameter_is_read(name):
             (
                 name,
                 "{}",
-                f"controlnet_filter is '{name}', but must be one of .* plug-in: install a package with this name among "
-                r"its entry points of the group diff_dalle.control_filters, or put such controls .* \(ready\)$",
+                f"controlnet_filter is '{name}', but must be one of canny, .*, or MODULE.NAME of your own"
+                r"; such controls may also be in the shards \(ready\)$",
             )
             for name in ("depth",)
         ),
@@ -172,7 +172,7 @@ def test_a_semantic_filter_needs_an_encoder():
 
 @pytest.mark.usefixtures("installed")
 def test_a_broken_plugin_is_named():
-    with pytest.raises(InputError, match=r"controlnet_filter is 'broken' \(missing_package:Filter\), which cannot be"):
+    with pytest.raises(InputError, match="controlnet_filter is 'broken', but missing_package:Filter cannot be"):
         make("broken")
     with pytest.raises(InputError, match=r"did you mean mine\?"):
         make("mne")
@@ -361,7 +361,7 @@ def test_faces_are_painted_on_their_boxes():
 def test_a_face_at_the_border_stays_inside(monkeypatch):
     face = Face((-40.0, 80.0, 20.0, 200.0), np.ones(512, dtype=np.float32))
     monkeypatch.setattr(
-        plugins, "entry_points", lambda group: [SimpleNamespace(name="one", load=lambda: lambda picture: [face])]
+        registry, "entry_points", lambda group: [SimpleNamespace(name="one", load=lambda: lambda picture: [face])]
     )
     control = make("identity", '{"p_drop": 0, "p_full": 0}')(torch.zeros(1, 3, 64, 96), draw(1))
     assert control[0, 0].tolist() == [[0, 0, 1], [0, 0, 0]]

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.prepare import ShapesRun
+from diff_dalle.commands.prepare import COMMANDS
 from diff_dalle.config import InputError
 from diff_dalle.worlds.contract import AT_ONCE
 from diff_dalle.worlds.shapes import scenes as shapes
@@ -367,5 +367,5 @@ def test_folders_of_earlier_versions_are_read_and_finished(tmp_path):
 
 
 def test_earlier_names_of_settings_are_accepted_as_flags():
-    run = parse(ShapesRun, ["--colours", "red,blue,green", "--say_colour", "0.5", "--held_out", "none"])
+    run = parse(COMMANDS["shapes"].config, ["--colours", "red,blue,green", "--say_colour", "0.5", "--held_out", "none"])
     assert run.shapes.colors == ("red", "blue", "green") and run.shapes.say_color == 0.5
