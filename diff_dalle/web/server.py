@@ -10,21 +10,34 @@ from typing import Any
 from ..commands.serve import AddressConfig
 from .api import Service, create_app
 from .door import Door
+from .refusal import Refusal
+from .shares import Shares
 from .uploads import load_gradio, uploads_folder
 
 CONNECTIONS = 500  # more are answered 503
+CONNECTIONS_EACH = 64  # of one client; more are closed
 HEAD_SECONDS = 10.0  # for a client to send the head of a request
 
 
 def protocol(seconds: float = HEAD_SECONDS) -> type:
-    """uvicorn's HTTP/1.1, which has no limit of its own for this: a connection on which no request begins in time, or
-    begins but does not get beyond its head, is closed."""
+    """uvicorn's HTTP/1.1 with two limits that it has not: a connection on which no request begins in time, or begins
+    but does not get beyond its head, is closed, and so are those of a client that has too many."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
+    connections = Shares("connections", CONNECTIONS_EACH)
+
     class Impatient(H11Protocol):
+        held: str | None = None  # the address whose share it has a part of
+
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.wait_for_head()
+            address = self.client[0] if self.client else None
+            try:
+                connections.take(address)
+                self.held = address
+            except Refusal:
+                transport.abort()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -32,6 +45,7 @@ def protocol(seconds: float = HEAD_SECONDS) -> type:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.waiting.cancel()
+            connections.give_back(self.held)
             super().connection_lost(exc)
 
         def wait_for_head(self) -> None:

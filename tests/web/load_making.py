@@ -1,10 +1,10 @@
 """Many clients at once, every third of which sends a picture. Usage, against a running server:
 
-python tests/web/load_making.py ADDRESS PID [CLIENTS [SECONDS]]
+python tests/web/load_making.py ADDRESS PID [CLIENTS [SECONDS [HOSTILE]]]
 
-such as ``python tests/web/load_making.py http://127.0.0.1:7860 $(pgrep -nf scripts/serve.py) 50 300``. Prints a table
-in markdown of the answers and of the server's memory, and fails if a request got no answer, or another than an image
-or "busy, try again".
+such as ``python tests/web/load_making.py http://127.0.0.1:7860 $(pgrep -nf scripts/serve.py) 50 300 20``; beside these
+clients there are so many HOSTILE ones. Prints a table in markdown of the answers and of the server's memory, and fails
+if a request got no answer, or another than an image or "busy, try again".
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 
 import numpy as np
+from hostile_making import start_hostile
 from PIL import Image
 
 PAUSE = 0.1  # seconds before a client that was told to try again does so
@@ -82,14 +83,15 @@ def resident(pid: int | str = "self") -> float:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
 
 
-def table(address: str, pid: int, clients: int, seconds: float) -> collections.Counter:
+def table(address: str, pid: int, clients: int, seconds: float, hostile: int) -> collections.Counter:
     """Print the table while the load lasts. Returns the number of answers by status."""
     counts: collections.Counter = collections.Counter()
     wish = {"prompt": "a red circle"}
     thread = threading.Thread(target=load, args=(address, clients, seconds, wish, counts))
-    print(f"{clients} clients, {seconds:g} s, a picture from one of {EVERY}\n")
+    print(f"{clients} clients, {seconds:g} s, a picture from one of {EVERY}; {hostile} hostile ones\n")
     print("| seconds | memory in MiB | images | busy | other |\n| ---: | ---: | ---: | ---: | ---: |")
     begin = time.monotonic()
+    start_hostile(address, hostile, seconds)
     thread.start()
     while True:
         thread.join(seconds / ROWS)
@@ -104,7 +106,8 @@ def table(address: str, pid: int, clients: int, seconds: float) -> collections.C
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    if not 2 <= len(given) <= 4:
+    if not 2 <= len(given) <= 5:
         sys.exit(__doc__)
-    found = table(given[0], int(given[1]), int((given[2:] or ["50"])[0]), float((given[3:] or ["300"])[0]))
+    clients, seconds, hostile = (*given[2:], *("50", "300", "0")[len(given) - 2 :])
+    found = table(given[0], int(given[1]), int(clients), float(seconds), int(hostile))
     sys.exit(f"answers by status: {dict(found)}" if set(found) - {200, 503} else 0)

@@ -197,6 +197,29 @@ def test_connections_without_a_request_are_closed(head, service, monkeypatch):
             assert b"HTTP/1.1" not in rest
 
 
+def test_connections_of_one_client_are_limited(service, monkeypatch):
+    import uvicorn
+
+    monkeypatch.setattr(server, "CONNECTIONS_EACH", 2)
+    config = uvicorn.Config
+    monkeypatch.setattr(uvicorn, "Config", lambda app, **given: config(app, http=server.protocol(), **given))
+    with serving(service, create_app(service)) as here:
+        target, request = ("127.0.0.1", int(here.rpartition(":")[2])), b"GET /api/models HTTP/1.1\r\nHost: a\r\n\r\n"
+        others = [socket.create_connection(target, 30, ("127.0.0.9", 0)) for _ in range(2)]
+        with socket.create_connection(target, 30, ("127.0.0.9", 0)) as place, pytest.raises(ConnectionResetError):
+            place.sendall(request)
+            place.recv(100)
+        with socket.create_connection(target, 30) as place:
+            place.sendall(request)
+            assert b"200 OK" in place.recv(10_000)
+        others.pop().close()
+        time.sleep(0.2)
+        with socket.create_connection(target, 30, ("127.0.0.9", 0)) as place:
+            place.sendall(request)
+            assert b"200 OK" in place.recv(10_000)
+        others.pop().close()
+
+
 @pytest.mark.parametrize("path", ["/gradio_api/file=%00", "/gradio_api/file=/tmp/%00x", "/openapi.json", "/docs"])
 def test_nothing_is_at_these_addresses(path, address):
     assert send(f"{address}{path}")[0] == 404
