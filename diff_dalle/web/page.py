@@ -44,7 +44,6 @@ CSS = """
 .images .grid-wrap { min-height: 8em; padding-top: 2.4em; }
 .images .empty { min-height: 8em; }
 .status { min-height: 3.2em; }
-.status progress { width: 100%; height: .7em; accent-color: #c2410c; }
 """
 
 
@@ -191,7 +190,7 @@ def build_page(service: Service) -> Any:
                     controls["control"] = picture_upload("Picture for the ControlNet")
                     controls["control_scale"] = gr.Slider(0, 2, 1, step=0.05, label="Strength of the control")
                 with gr.Accordion("Edit a picture", open=False):
-                    controls["editor"] = picture_editor("Picture to edit; draw over the part to inpaint")
+                    controls["editor"] = picture_editor("Picture to edit")
                     controls["edit"] = gr.Radio(list(EDITS), value=next(iter(EDITS)), label="Edit")
                     controls["amount"] = gr.Slider(
                         0.01, 1, 0.6, step=0.01, label="Strength of image to image or of variations"
@@ -203,6 +202,7 @@ def build_page(service: Service) -> Any:
                 with gr.Accordion("Repeat these images", open=False):
                     # No colors: those of gradio have too little contrast on white.
                     text: dict[str, Any] = {"language": None, "interactive": False, "wrap_lines": True, "lines": 1}
+                    text["show_line_numbers"] = False  # they drift from wrapped lines
                     command = gr.Code(label="Command line", **text)
                     code = gr.Code(label="Python", **text)
                     settings = gr.Code(label="HTTP API (POST /api/sample)", **text)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..commands.examples import PROGRAM
 from ..config import shown
 from ..sampling.stage_settings import BASE
 from .models import Served
@@ -48,7 +49,7 @@ def _batches(wish: Wish, model: Served) -> list[dict[str, int]]:
 
 
 def command_line(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
-    """For a shell. pictures: the names of the wish's pictures, each of which is to be saved as NAME.png."""
+    """For a shell, in any folder. pictures: the names of the wish's pictures, each to be saved as NAME.png."""
     batches, model = _batches(wish, model), _shown(model)
     flags: dict[str, Any] = {"model_path": model.path, **_loading(wish, model, pictures)}
     if "control_image" in pictures:
@@ -69,7 +70,7 @@ def command_line(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str
     for kind, batch in zip(model.kinds, batches, strict=True):
         flags |= {kind.flag(name): value for name, value in batch.items()}
     words = [f"--{name}={shown(value)}" for name, value in flags.items() if value not in (None, "", [], ())]
-    return before + shlex.join(["python", "scripts/sample.py", *words])
+    return before + shlex.join([PROGRAM, "sample", *words])
 
 
 def python_code(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:

@@ -77,18 +77,9 @@ def with_page(app: Any, service: Service) -> Any:
     """A FastAPI application with the page at "/"."""
     import gradio
 
+    from . import look
     from .page import CSS, build_page
 
-    # Fonts of the machine that shows the page: nothing is fetched from elsewhere.
-    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
-    # Colors with enough contrast for WCAG's level AA, which gradio's own miss.
-    dark = {"button_primary_background_fill": "*primary_700", "button_primary_background_fill_hover": "*primary_800"}
-    theme.set(
-        **dark,
-        **{f"{name}_dark": color for name, color in dark.items()},
-        body_text_color_subdued="*neutral_600",
-        body_text_color_subdued_dark="*neutral_400",
-    )
     page = build_page(service)
     # ``mount_gradio_app`` does not set this, as ``launch`` does, and without it gradio does not check the paths of
     # files in requests: whoever names one of the server's files would be shown it.
@@ -97,8 +88,8 @@ def with_page(app: Any, service: Service) -> Any:
         app,
         page,
         path="",
-        theme=theme,
-        css=CSS,
+        theme=look.theme(),
+        css=look.CSS + CSS,
         max_file_size=service.limits.body_bytes,
         footer_links=[],
         ssr_mode=False,

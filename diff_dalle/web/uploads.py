@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ BLOCK = 1 << 14  # bytes that a smaller file counts as: it takes a block of the 
 
 def load_gradio() -> Any:
     """The package. InputError if it is missing."""
+    warnings.filterwarnings("ignore", module="gradio")  # of others that it uses, which concern no user
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at its import; it would report its use
     try:
         import gradio

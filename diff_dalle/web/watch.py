@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 from ..commands.watch import WatchConfig
 from ..config import InputError
 from ..evaluation.plots import COLORS
+from . import look
 from .door import BODY_SECONDS, BodyLimit, Door
 from .uploads import load_gradio, uploads_folder
 from .watch_page import (
@@ -34,7 +36,7 @@ CSS = """
 .run { flex: 1 1 260px; border: 1px solid var(--border-color-primary); border-radius: 8px; padding: 12px 16px; }
 .run h3 { margin: 0; overflow-wrap: anywhere; }
 .run .kind { opacity: 0.75; }
-.run progress { width: 100%; height: 8px; margin: 8px 0; accent-color: #0072b2; }
+.run progress { margin: 8px 0; }
 .run dl { display: grid; grid-template-columns: auto 1fr; gap: 2px 16px; margin: 4px 0; }
 .run dt { opacity: 0.75; }
 .run dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
@@ -136,26 +138,32 @@ def create_page(config: WatchConfig) -> Any:
     return page
 
 
-def launch_page(page: Any, config: WatchConfig, **options: Any) -> None:
-    """Serve the page until the process is interrupted. options: of gradio's ``launch``."""
+def launch_page(page: Any, config: WatchConfig) -> None:
+    """Start to serve the page, silently."""
     from starlette.middleware import Middleware
 
     # Any host name, because the page changes nothing; but gradio fetches what requests name as a file.
     guards = [Middleware(BodyLimit, BODY_BYTES, BODY_SECONDS), Middleware(Door, None, uploads_folder(), DISK_BYTES)]
-    fonts = ["system-ui", "sans-serif"]  # the default ones come from a server
     page.launch(
         server_name=config.host,
         server_port=config.port or None,
-        css=CSS,
-        theme=load_gradio().themes.Default(font=fonts, font_mono=["ui-monospace", "monospace"]),
+        css=look.CSS + CSS,
+        theme=look.theme(),
         footer_links=[],
         share=False,
         ssr_mode=False,
         app_kwargs={"middleware": guards},
-        **options,
+        quiet=True,
+        prevent_thread_lock=True,
     )
 
 
 def serve_watch(config: WatchConfig) -> None:
-    """Create and serve the page. Raises InputError as ``create_page``."""
-    launch_page(create_page(config), config)
+    """Create the page, print its address and serve it until interrupted. Raises InputError as ``create_page``."""
+    page = create_page(config)
+    launch_page(page, config)
+    print(page.local_url.rstrip("/"), flush=True)
+    try:
+        Event().wait()
+    except KeyboardInterrupt:
+        page.close(verbose=False)

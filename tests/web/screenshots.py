@@ -33,7 +33,7 @@ def take(address: str, folder: str, prompt: str = "a red circle") -> list[Path]:
             page.get_by_role("button", name="Sample", exact=True).click()
             page.get_by_text("Done in").wait_for(timeout=WAIT)
             page.get_by_role("button", name="Repeat these images").click()
-            page.get_by_text("scripts/sample.py").wait_for()
+            page.get_by_text("diff-dalle sample").wait_for()
             page.wait_for_timeout(500)  # for what opens slowly
             paths.append(Path(folder, f"{name}.png"))
             page.screenshot(path=paths[-1], full_page=True)

@@ -140,7 +140,7 @@ def test_the_command_line_and_the_python_code_repeat_the_images(name, client, fi
     if before:
         (tmp_path / "prompt.txt").write_text(shlex.split(before)[2])
     words = shlex.split(command)
-    assert words[:2] == ["python", "scripts/sample.py"]
+    assert words[:2] == ["diff-dalle", "sample"]
     monkeypatch.setattr(sys, "argv", [*words[1:], "--device", "cpu", "--precision", "fp32", "--logdir", str(tmp_path)])
     monkeypatch.syspath_prepend(str(SCRIPTS))
     runpy.run_path(str(SCRIPTS / "sample.py"), run_name="__main__")

@@ -82,7 +82,7 @@ def test_an_image_is_sampled_by_keyboard_and_repeated(page, address):
     page.get_by_role("button", name="Repeat these images").click()
     page.get_by_text("--num_samples=1").wait_for()
     texts = page.locator(".cm-content").all_inner_texts()
-    assert "python scripts/sample.py" in texts[0] and "diff_dalle.load(" in texts[1] and '"seed": 0' in texts[2]
+    assert "diff-dalle sample" in texts[0] and "diff_dalle.load(" in texts[1] and '"seed": 0' in texts[2]
 
 
 @needs_browser

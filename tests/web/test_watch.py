@@ -116,7 +116,7 @@ def test_the_page_in_a_browser(tmp_path):
     folders = (write_run(tmp_path / "first"), write_run(tmp_path / "second", 2, scale=2.0))
     config = WatchConfig(folders, refresh_seconds=1, port=0)
     page = create_page(config)
-    launch_page(page, config, prevent_thread_lock=True, quiet=True)
+    launch_page(page, config)
     try:
         with playwright.sync_playwright() as tools:
             browser = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -153,7 +153,7 @@ def test_the_page_fetches_nothing_for_others(tmp_path):
     from diff_dalle.web.watch import create_page, launch_page
 
     page = create_page(config := WatchConfig((write_run(tmp_path / "a"), write_run(tmp_path / "b")), port=0))
-    launch_page(page, config, prevent_thread_lock=True, quiet=True)
+    launch_page(page, config)
     try:
         visitor = Visitor(page.local_url.rstrip("/"))
         for path in ("http://example.org/picture.png", str(tmp_path / "a" / "progress.jsonl")):
@@ -164,6 +164,20 @@ def test_the_page_fetches_nothing_for_others(tmp_path):
         assert "b" in str(visitor.fire("Runs", "input")[-1])
     finally:
         page.close()
+
+
+def test_only_the_address_is_printed(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("gradio", reason="gradio is not installed: pip install 'diff_dalle[web]'")
+    from diff_dalle.web.watch import serve_watch
+
+    class Interrupted:
+        def wait(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("diff_dalle.web.watch.Event", Interrupted)
+    serve_watch(WatchConfig((write_run(tmp_path),), port=0))
+    out, err = capfd.readouterr()
+    assert out.startswith("http://127.0.0.1:") and out.count("\n") == 1 and not err
 
 
 def test_the_page_needs_runs():
