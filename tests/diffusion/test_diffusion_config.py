@@ -10,9 +10,10 @@ from network_making import seeded
 from refusing import refused
 from torch.testing import assert_close
 
+from diff_dalle.config import InputError
 from diff_dalle.diffusion import SCHEDULES, DiffusionConfig, LossType, ModelMeanType, create_gaussian_diffusion
 from diff_dalle.diffusion.diffusion_config import training_process
-from diff_dalle.diffusion.losses import LOSSES
+from diff_dalle.diffusion.losses import LOSSES, mean_error
 from diff_dalle.diffusion.parametrization import PREDICTIONS, VARIANCES
 from diff_dalle.diffusion.sampling import SamplerConfig
 
@@ -168,3 +169,12 @@ def test_steps_that_a_flow_does_not_have_are_refused():
             sampler.process(config)
     with refused("noise_schedule"):
         create_gaussian_diffusion(config)
+
+
+def test_a_loss_of_ones_own_gives_an_error_for_each_element_or_sample():
+    output, target = torch.zeros(2, 3, 4, 4), torch.ones(2, 3, 4, 4)
+    for loss in (lambda a, b: (a - b).abs() * 3, lambda a, b: 3 * (a - b).abs().flatten(1).mean(1)):
+        name, error = mean_error(loss, output, target)
+        assert name == "error" and torch.equal(error, torch.full((2,), 3.0))
+    with pytest.raises(InputError, match=r"returned shape \[\], but must return the error of each element \[2, 3"):
+        mean_error(lambda a, b: (a - b).abs().mean(), output, target)
