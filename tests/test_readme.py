@@ -42,6 +42,7 @@ mpiexec() { shift 2; "$@"; }
 srun() { shift 2; "$@"; }
 sbatch() { while [[ "$1" == --* ]]; do shift; done; test -f "$1"; shift; python "$@"; }
 torchrun() { shift 2; python "$@"; }
+apptainer() { while [ "$1" != mpiexec ] && [ "$1" != diff-dalle ]; do shift; done; "$@"; }
 diff-dalle() { [ $# -gt 0 ] || return 0; local name=$1; shift; python "scripts/$name.py" "$@"; }
 pip() { :; }
 bash() { test -f "$1"; }
@@ -145,6 +146,7 @@ def test_every_flag_in_the_documents_exists(monkeypatch):
     texts += [path.read_text() for path in (ROOT / "tests" / "record" / "found" / "help").iterdir()]
     known = {flag for text in texts for flag in re.findall(r"--(\w+)", text)}
     known |= {"nproc_per_node", "nodes", "ntasks", "signal"}
+    known |= {"no", "constraint", "nv", "bind", "cleanenv"}  # of cp, apt-get, pip and Apptainer
     for name, text in DOCUMENTS.items():
         assert not set(re.findall(r"--([a-z]\w+)", text)) - known, name
 
