@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..checkpoints.model_folder import open_model, trained_models
+from ..checkpoints.model_folder import ModelFolder, open_model, trained_models
+from ..commands.demo import emoji, shapes
 from ..commands.serve import ModelsConfig
 from ..config import Fault, InputError, nearest
 from ..sampling.classifier import check_guided, load_guide
@@ -15,6 +18,8 @@ from ..sampling.lora import Loras, of_guides
 from ..sampling.pipeline import Pipeline, load
 from ..sampling.stage_settings import BASE, StageFlags
 from .refusal import Refusal
+
+EXAMPLES = {"emoji": emoji.PROMPTS, "shapes": shapes.PROMPTS}
 
 
 @dataclass
@@ -36,6 +41,7 @@ class Served:
     steps: int = 0
     guidable: bool = False
     guidance: float = 1.0
+    examples: Sequence[str] = ()  # prompts
 
     def about(self) -> dict:
         """What a request can ask of it, as plain values; no paths."""
@@ -116,6 +122,7 @@ class Models:
         folder = open_model(model.path)
         if folder is not None and not model.classifier and folder.paths("classifier_path"):
             model.classifier = model.path
+        model.examples = _examples(folder)
         pipeline = self._plain[model.name] = self._load(model)
         first = pipeline.stages[0]
         if not pipeline.has_base or first.takes_embeddings or first.reconstructs:
@@ -184,6 +191,15 @@ def _named(given: str) -> tuple[str, str]:
     if equals and name and os.sep not in name:
         return name, path
     return _file_name(given), given
+
+
+def _examples(folder: ModelFolder | None) -> list[str]:
+    """Prompts for a model: of a bundled one those of its demo, of another the one of its card."""
+    if folder is None:
+        return []
+    if folder.name in EXAMPLES and folder == trained_models().get(folder.name):
+        return EXAMPLES[folder.name].split("|")
+    return [shlex.split(text)[0] for text in re.findall(r"--prompts ('[^'\n]+'|[\w-]+)", folder.card)[:1]]
 
 
 def _file_name(path: str) -> str:

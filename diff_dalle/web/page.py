@@ -139,6 +139,7 @@ def looks_of(model: Served, limits: Limits) -> dict[str, dict[str, Any]]:
     looks["guidance_scale"]["value"] = model.guidance
     looks["classifier_scale"]["value"] = 0
     looks["loras"] |= {"choices": list(model.loras), "value": []}
+    looks["examples"] = {"samples": [[prompt] for prompt in model.examples], "visible": bool(model.examples)}
     return looks
 
 
@@ -152,13 +153,14 @@ def build_page(service: Service) -> Any:
     groups: dict[StageFlags, Any] = {}
 
     with gr.Blocks(title="diff_dalle", analytics_enabled=False, delete_cache=(600, VISIT_SECONDS)) as page:
-        gr.Markdown("# diff_dalle")
+        gr.Markdown("# diff_dalle\nDescribe an image, or choose an example, and press **Sample**.")
         with gr.Row():
             with gr.Column(scale=2, min_width=320):
                 controls: dict[str, Any] = {"model": gr.Dropdown(list(served), value=first.name, label="Model")}
                 controls["prompt"] = gr.Textbox(
                     label="Prompt", lines=2, max_length=limits.max_prompt, **looks["prompt"]
                 )
+                examples = gr.Dataset(components=["textbox"], label="Examples", **looks["examples"])
                 controls["label"] = gr.Number(0, label="Class", precision=0, minimum=0, **looks["label"])
                 with gr.Row():
                     start = gr.Button("Sample", variant="primary", min_width=120)
@@ -166,6 +168,12 @@ def build_page(service: Service) -> Any:
                 with gr.Row():
                     controls["num_images"] = gr.Slider(1, limits.max_images, 1, step=1, label="Images", min_width=120)
                     controls["seed"] = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=120)
+            with gr.Column(scale=3, min_width=320):
+                progress = gr.HTML(status("Ready"), elem_classes="status")
+                images = _gallery(gr, "Images", 2)
+                stages = _gallery(gr, "Images of the earlier stages", 4, visible=len(first.kinds) > 1)
+        with gr.Row():  # on a phone below the images
+            with gr.Column(scale=2, min_width=320):
                 with gr.Accordion("Settings", open=False):
                     controls["negative_prompt"] = gr.Textbox(
                         label="Negative prompt", max_length=limits.max_prompt, **looks["negative_prompt"]
@@ -196,9 +204,6 @@ def build_page(service: Service) -> Any:
                         0.01, 1, 0.6, step=0.01, label="Strength of image to image or of variations"
                     )
             with gr.Column(scale=3, min_width=320):
-                progress = gr.HTML(status("Ready"), elem_classes="status")
-                images = _gallery(gr, "Images", 2)
-                stages = _gallery(gr, "Images of the earlier stages", 4, visible=len(first.kinds) > 1)
                 with gr.Accordion("Repeat these images", open=False):
                     # No colors: those of gradio have too little contrast on white.
                     text: dict[str, Any] = {"language": None, "interactive": False, "wrap_lines": True, "lines": 1}
@@ -252,7 +257,9 @@ def build_page(service: Service) -> Any:
 
         def change_model(name: str) -> dict:
             model = service.models.find(name)
-            updates = {controls[control]: gr.update(**look) for control, look in looks_of(model, limits).items()}
+            looks = looks_of(model, limits)
+            updates = {examples: gr.update(**looks.pop("examples"))}
+            updates |= {controls[control]: gr.update(**look) for control, look in looks.items()}
             updates[control_group] = gr.update(visible=bool(model.controlnet))
             updates |= {group: gr.update(visible=kind in model.kinds) for kind, group in groups.items()}
             return {**updates, stages: gr.update(visible=len(model.kinds) > 1)}
@@ -285,10 +292,11 @@ def build_page(service: Service) -> Any:
         )
         stop.click(end, concurrency_limit=None, **private)
         page.unload(end)
-        shifting = [control_group, *groups.values(), stages]
-        changed = [*(controls[name] for name in looks), *shifting]
+        shifting = [examples, control_group, *groups.values(), stages]
+        changed = [*(controls[name] for name in looks if name in controls), *shifting]
         controls["model"].input(change_model, controls["model"], changed, **private)
         again = [*controls.values(), *shifting, *repeats]
+        examples.click(lambda row: row[0], examples, controls["prompt"], **private)
         past.select(choose, history, again, **private)
     return page.queue(api_open=False, max_size=64)
 

@@ -4,9 +4,10 @@ import pytest
 from checkpoint_making import make_classifier_file, make_file
 from lora_making import make_lora
 
+from diff_dalle.checkpoints.model_folder import ModelFolder, trained_models
 from diff_dalle.commands.serve import ModelsConfig
 from diff_dalle.config import InputError
-from diff_dalle.web.models import Models
+from diff_dalle.web.models import Models, _examples
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,12 @@ def test_loras_are_named(files):
     assert only.loras == {"early": first, "lora000002": second}
     both = models([f"one={files['base']}", f"two={files['base']}"], lora=(f"one=early={first}", f"two={first}"))
     assert [model.loras for model in both.served.values()] == [{"early": first}, {"lora000002": first}]
+
+
+def test_examples_are_those_of_the_demo_or_the_card(tmp_path):
+    (tmp_path / "README.md").write_text("sample.py --prompts 'it is red'\nsample.py --prompts other")
+    assert _examples(ModelFolder(str(tmp_path), {})) == ["it is red"] and _examples(None) == []
+    assert all(len(_examples(model)) > 3 for model in trained_models().values())
 
 
 @pytest.mark.parametrize(

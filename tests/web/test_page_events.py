@@ -99,6 +99,19 @@ def test_the_model_is_switched(visitor):
     assert json.loads(visitor.values[JSON])["model"] == "two"
 
 
+def test_the_examples_are_those_of_the_model(visitor, service):
+    """A click puts one into the prompt."""
+    assert not visitor.shown["Examples"]
+    service.models.served["two"].examples = ["a star", "a red circle"]
+    visitor.values["Model"] = "two"
+    visitor.fire("Model", "input")
+    assert visitor.shown["Examples"]
+    visitor.values["Examples"] = 1
+    visitor.fire("Examples", "click")
+    assert visitor.values["Prompt"] == "a red circle"
+    service.models.served["two"].examples = []
+
+
 def test_every_control_has_an_effect(visitor):
     visitor.sample(Prompt="a star", Steps=2)
     found = [images(visitor)[0].tobytes()]
