@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from threading import Event
 from typing import Any
@@ -31,6 +30,7 @@ from .watch_run import WatchedRun, labels, read_watched
 
 BODY_BYTES = 1 << 18
 DISK_BYTES = 1 << 24
+NEWEST = "newest"
 CSS = """
 .runs, .grids { display: flex; flex-wrap: wrap; gap: 12px; }
 .run { flex: 1 1 260px; border: 1px solid var(--border-color-primary); border-radius: 8px; padding: 12px 16px; }
@@ -41,8 +41,8 @@ CSS = """
 .run dt { opacity: 0.75; }
 .run dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
 .note { overflow-wrap: anywhere; }
-.grids figure { flex: 1 1 300px; margin: 0; max-width: 100%; }
-.grids img { width: 100%; border-radius: 4px; }
+.grids figure { flex: 1 1 300px; margin: 0; max-width: 100%; overflow-x: auto; }
+.grids img { max-width: none; image-rendering: pixelated; }
 """
 
 
@@ -85,10 +85,6 @@ def create_page(config: WatchConfig) -> Any:
             visible=bool(rows),
         )
 
-    def choose(position: int, steps: list[int]) -> int | None:
-        """The step that the slider stands for; None at its end, which means the newest."""
-        return steps[position - 1] if position < len(steps) else None
-
     def refresh(shown, by, samples, name, chosen, steps, drawn):
         found = {label: run for label, run in read_watched_runs(config.logdirs).items() if label in shown}
         runs = {label: run for label, run in found.items() if isinstance(run, WatchedRun)}
@@ -96,15 +92,17 @@ def create_page(config: WatchConfig) -> Any:
         plots = [draw(plot, runs, by, samples) if now != drawn else gr.skip() for plot in PLOTS]
         kinds = grid_names(runs)
         name = name if name in kinds else next(iter(kinds), "")
-        new, slider = grid_steps(runs, name), gr.skip()
-        if new != steps:  # else it stays where it is being moved
-            position = len(new) if chosen is None else bisect.bisect_right(new, chosen)
-            slider = gr.Slider(maximum=max(2, len(new)), value=max(1, position), visible=len(new) > 1)
+        new, offered = grid_steps(runs, name), gr.skip()
+        if chosen != NEWEST and chosen not in new:
+            chosen = NEWEST
+        if new != steps:  # else it stays open
+            choices = [NEWEST, *((f"{step:,}", step) for step in reversed(new))]
+            offered = gr.Dropdown(choices=choices, value=chosen, visible=len(new) > 1)
         return [
             status(found),
             gr.Dropdown(choices=kinds, value=name or None, visible=len(kinds) > 1),
-            slider,
-            grids_at(runs, name, new[-1] if new and chosen is None else chosen or 0),
+            offered,
+            grids_at(runs, name, max(new, default=0) if chosen == NEWEST else chosen),
             new,
             now,
             *plots,
@@ -114,10 +112,10 @@ def create_page(config: WatchConfig) -> Any:
         gr.Markdown("# Runs")
         shown = gr.CheckboxGroup(names, value=names, label="Runs", visible=len(names) > 1)
         cards = gr.HTML()
-        chosen, steps, drawn = gr.State(None), gr.State([]), gr.State([])
+        steps, drawn = gr.State([]), gr.State([])
         gr.Markdown("## Image grids")
         name = gr.Dropdown([], label="Grid", visible=False)
-        position = gr.Slider(1, 2, 1, step=1, label="Time: first to last grid", visible=False)
+        chosen = gr.Dropdown([NEWEST], value=NEWEST, label="Step", visible=False)
         picture = gr.HTML()
         gr.Markdown("## Losses")
         with gr.Row():
@@ -130,10 +128,9 @@ def create_page(config: WatchConfig) -> Any:
                 plots += [gr.LinePlot(height=260, min_width=320, visible=False) for _ in group]
         timer = gr.Timer(config.refresh_seconds)
         inputs = [shown, by, samples, name, chosen, steps, drawn]
-        outputs = [cards, name, position, picture, steps, drawn, *plots]
+        outputs = [cards, name, chosen, picture, steps, drawn, *plots]
         quietly: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        moved = position.input(choose, [position, steps], chosen, **quietly)
-        for event in (page.load, timer.tick, shown.input, by.input, samples.input, name.input, moved.then):
+        for event in (page.load, timer.tick, shown.input, by.input, samples.input, name.input, chosen.input):
             event(refresh, inputs, outputs, **quietly)
     return page
 

@@ -13,6 +13,7 @@ from .watch_run import WatchedRun, thinned
 
 MOST_POINTS = 400  # of a line: about one for each pixel of a plot
 PNG = b"\x89PNG\r\n\x1a\n"
+WIDE = 640  # pixels up to which a grid is magnified
 MAX_GRID = 32 * 2**20  # bytes
 
 
@@ -69,14 +70,17 @@ def lines(plot: Plot, runs: Mapping[str, WatchedRun], by: str, samples: str) -> 
 
 
 def value_range(found: Mapping[str, Line]) -> tuple[float, float] | None:
-    """The vertical range that shows what the lines do after the first tenth of the longest, in which a loss falls from
-    heights that would flatten the rest; None for none."""
+    """The vertical range: of all points, or, where the first tenth of the longest line would flatten the rest to less
+    than a tenth, of those after it; None for none."""
     points = [point for line in found.values() for point in line]
     start = 0.1 * max((x for x, _ in points), default=0.0)
     late = [y for x, y in points if x >= start]
     if not late:
         return None
     low, high = min(late), max(late)
+    all_low, all_high = min(y for _, y in points), max(y for _, y in points)
+    if all_high - all_low <= 10 * (high - low):
+        low, high = all_low, all_high
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - margin, high + margin
 
@@ -122,7 +126,7 @@ def _card(label: str, run: WatchedRun | InputError) -> str:
     if end:
         bar = f'<progress max="{end}" value="{min(run.step, end)}" aria-label="steps done"></progress>'
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in run.notes)
-    kind = f'<span class="kind">{html.escape(run.kind)}, {state}</span>'
+    kind = f'<span class="kind">{html.escape(", ".join(filter(None, (run.kind, state))))}</span>'
     return f'<section class="run {state}">{title}{kind}{bar}<dl>{cells}</dl>{notes}</section>'
 
 
@@ -144,7 +148,9 @@ def grids_at(runs: Mapping[str, WatchedRun], name: str, step: int) -> str:
         if last is None:
             continue
         caption = f"{html.escape(label)}, step {last:,}"
-        figures.append(f"<figure>{_image(run.grids[name][last], caption)}<figcaption>{caption}</figcaption></figure>")
+        figures.append(
+            f"<figure tabindex=0>{_image(run.grids[name][last], caption)}<figcaption>{caption}</figcaption></figure>"
+        )
     return f'<div class="grids">{"".join(figures)}</div>' if figures else "<p>No image grid up to this step.</p>"
 
 
@@ -155,7 +161,10 @@ def _image(path: str, caption: str) -> str:
         return f'<p class="note">{html.escape(str(error))}</p>'
     if len(data) > MAX_GRID or not data.startswith(PNG):
         return f'<p class="note">{html.escape(path)} is no PNG file of at most {MAX_GRID >> 20} MiB.</p>'
-    return f'<img alt="image grid, {caption}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
+    own = int.from_bytes(data[16:20], "big")  # pixels wide, of the PNG's head
+    style = f"width: max({own}px, round(down, min(100%, {WIDE}px), {own}px))"  # a whole multiple
+    source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return f'<img alt="image grid, {caption}" style="{style}" src="{source}">'
 
 
 def fingerprint(runs: Mapping[str, WatchedRun]) -> Sequence[object]:

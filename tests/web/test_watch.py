@@ -50,6 +50,8 @@ def test_the_range_leaves_the_first_fall_out():
     falling = [(float(x), 100.0 if x < 10 else 1 + 0.1 * (x % 2)) for x in range(101)]
     low, high = value_range({"long": falling, "short": falling[:5]})
     assert 0.9 < low < 1 and 1.1 < high < 1.2
+    low, high = value_range({"slow": [(float(x), 3 - 0.1 * x) for x in range(11)]})
+    assert low < 2 and high > 3
     assert value_range({}) is None
     low, high = value_range({"flat": [(0.0, 3.0)]})
     assert low < 3 < high
@@ -104,8 +106,8 @@ def test_log_directories_are_given_without_a_flag():
 
 
 def test_the_page_in_a_browser(tmp_path):
-    """Two runs, at the width of a phone: progress, plots and grids; what is logged later appears by itself; the slider
-    goes back in time; nothing is asked of another server."""
+    """Two runs, at the width of a phone: progress, plots and grids; what is logged later appears by itself; a step of
+    before is chosen; nothing is asked of another server."""
     gradio = pytest.importorskip("gradio", reason="gradio is not installed: pip install 'diff_dalle[web]'")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
@@ -130,15 +132,17 @@ def test_the_page_in_a_browser(tmp_path):
             assert view.evaluate("document.documentElement.scrollWidth") <= 390
             assert not inaccessible(view)
             write_run(tmp_path / "first", 4)
-            view.get_by_text("first, step 40").wait_for(timeout=60_000)  # the slider was at the end, and stays there
-            slider = view.get_by_role("slider").first
-            slider.focus()
-            slider.press("Home")
+            view.get_by_text("first, step 40").wait_for(timeout=60_000)  # the newest is shown
+            sizes = view.locator(".grids img").evaluate_all("all => all.map(each => each.width / each.naturalWidth)")
+            assert sizes and all(size >= 1 and size == int(size) for size in sizes)
+            view.get_by_label("Step", exact=True).click()
+            assert view.get_by_role("option").all_inner_texts()[1:] == ["40", "30", "20", "10"]
+            view.get_by_role("option", name="10", exact=True).click()
             view.get_by_text("first, step 10").wait_for(timeout=60_000)
             shutil.rmtree(tmp_path / "second")
             view.get_by_text("holds no run to watch").wait_for(timeout=60_000)
             assert view.locator(".run").count() == 2
-            assert view.get_by_text("first, step 10").count() == 1  # looking again does not move the slider
+            assert view.get_by_text("first, step 10").count() == 1  # looking again does not change the step
             browser.close()
         assert not [url for url in asked if not url.startswith((page.local_url, "data:", "blob:"))]
     finally:
