@@ -44,6 +44,7 @@ CSS = """
 .images .grid-wrap { min-height: 8em; padding-top: 2.4em; }
 .images .empty { min-height: 8em; }
 .status { min-height: 3.2em; }
+.cm-gutters { display: none !important; }
 """
 
 
