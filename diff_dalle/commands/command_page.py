@@ -17,6 +17,8 @@ Settings are flags. Later sources win: default < `--preset NAME` < `--config FIL
   settings that people set, `--help_all` all.
 * `--set optim.lr=1e-4` sets any setting by its path in that file, also one without a flag, such as those in lists of
   sections. It may be repeated.
+* `--import MODULE` imports a module with losses, samplers and other [parts of your
+  own](../diff_dalle/README.md#your-own-parts).
 * Lists are separated by commas; `none` is the empty list or text. Booleans take `True` or `False`; the flag alone
   means `True`.
 * `mpiexec -n 8 python`, `torchrun --nproc_per_node 8` and `srun python` run training, sampling and evaluation in

@@ -3,10 +3,25 @@
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 from typing_extensions import assert_type
 
 import diff_dalle
-from diff_dalle import Conditioning, DiffusionConfig, GeneratorConfig, GeneratorRun, Pipeline, TrainedRun, load
+from diff_dalle import (
+    LOSSES,
+    TASKS,
+    Batch,
+    Conditioning,
+    DiffusionConfig,
+    GeneratorConfig,
+    GeneratorRun,
+    Pipeline,
+    TrainedRun,
+    load,
+)
+from diff_dalle.randomness import Draw
+from diff_dalle.tasks.denoising import DenoisingTask
 
 pipeline = load("emoji")
 assert_type(pipeline, Pipeline)
@@ -23,6 +38,20 @@ def train(shards: list[Path]) -> dict[str, str]:
     diff_dalle.train(GeneratorRun(), shards, optim={"lr": 1e-4})
     diff_dalle.train("shapes_32", 3)  # type: ignore[arg-type]  # no shards
     return run.checkpoints
+
+
+@LOSSES.register
+def absolute(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).abs()
+
+
+assert_type(absolute(torch.zeros(1), torch.ones(1)), Tensor)
+
+
+@TASKS.register
+class OwnTask(DenoisingTask):
+    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        return super().losses(batch, draw)
 
 
 def own_step(pipeline: Pipeline) -> str:
