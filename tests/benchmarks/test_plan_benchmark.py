@@ -53,7 +53,7 @@ def test_the_speed_beside_it_is_that_of_a_run_with_the_same_flags(benchmarked, m
         rows = [{"step": step, "samples": n, "samples_per_second": rate} for step, n, rate in lines]
         (folder / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"step": 30}]))
 
-    monkeypatch.setattr(benchmark, "train", train)
+    monkeypatch.setattr(benchmark, "train_recipe", train)
     monkeypatch.setattr("diff_dalle.distributed.devices.reuse_freed_memory", lambda: None)
     try:
         assert benchmark.trained_speed(preset, benchmarked, 1) == pytest.approx(320 / (160 / 16 + 160 / 80))
