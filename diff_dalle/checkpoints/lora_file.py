@@ -229,7 +229,7 @@ def _about(values: Mapping[str, Any], tensors: Mapping[str, Tensor], path: str) 
     for name, value in tensors.items():
         if name.endswith(f".{DOWN}") and (value.ndim != 2 or len(value) != values["rank"]):
             raise DamagedError(f"{path} is damaged: its rank is {values['rank']}, but its {name} is {short(value)}")
-    own = {name: value if type(value) is not list else tuple(value) for name, value in values.items()}
+    own: dict[str, Any] = {name: value if type(value) is not list else tuple(value) for name, value in values.items()}
     return LoraAbout(**{field.name: own[field.name] for field in fields(LoraAbout)})
 
 

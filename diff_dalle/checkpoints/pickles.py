@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickletools
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 MAX_OPERATIONS = 2_000_000  # the optimizer of a network with 10,000 weight tensors needs 1.6 million
 _CALLS = {"REDUCE", "NEWOBJ"}
@@ -24,7 +24,7 @@ def operations(file: BinaryIO, pickles: int = 1) -> int:
     for _ in range(pickles):
         stack: list[_Object] = []
         marks: list[int] = []
-        memo: dict[int, _Object] = {}
+        memo: dict[Any, _Object] = {}
         for operation, argument, _ in pickletools.genops(file):
             total += 1
             name = operation.name

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from .refusal import Refusal
 
@@ -29,7 +30,7 @@ class Shares:
         self.held[client] += count
 
     def give_back(self, client: str | None, count: int = 1) -> None:
-        if client in self.held:
+        if client is not None and client in self.held:
             self.held[client] -= count
             if self.held[client] <= 0:
                 del self.held[client]
@@ -44,7 +45,7 @@ class Shares:
             self.give_back(client)
 
 
-def address_of(scope: dict) -> str | None:
+def address_of(scope: Mapping[str, Any]) -> str | None:
     """The client's address in an ASGI scope."""
     client = scope.get("client")
     return client[0] if client else None
