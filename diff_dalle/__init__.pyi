@@ -50,7 +50,7 @@ from .sampling.request import Request as Request
 from .sampling.stage_settings import StageSettings as StageSettings
 from .text.tokenizer import Tokenizer as Tokenizer
 from .text.tokenizer import load_tokenizer as load_tokenizer
-from .training.task import TASKS as TASKS
+from .training.settings import TASKS as TASKS
 from .training.task import Task as Task
 from .worlds.table import WORLDS as WORLDS
 

@@ -29,7 +29,7 @@ from ..tasks.control import BASE, ControlledDenoisingTask, control_of, pictures_
 from ..tasks.perceptual import PerceptualConfig
 from ..tasks.previews import Previews
 from ..text.tokenizer import Tokenizer, TokenizerConfig
-from ..training.task import chosen_task
+from ..training.settings import chosen_task
 from .generator import GeneratorRun, open_generator, previews_of
 from .recipe import Recipe, Session, check_same
 

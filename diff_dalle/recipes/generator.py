@@ -31,8 +31,7 @@ from ..tasks.upsampling import UpsamplingTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
 from ..training.optim_config import OptimConfig
-from ..training.settings import TrainingConfig
-from ..training.task import chosen_task
+from ..training.settings import TrainingConfig, chosen_task
 from .auxiliary import Auxiliaries, wrong_auxiliaries
 from .previewing import affordable
 from .recipe import Recipe, Session, without_logdir, wrong_annealing

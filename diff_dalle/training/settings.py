@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
-from ..config import Fault, faults_of, named, option, section, settings
+from ..config import Fault, InputError, Registry, faults_of, named, option, section, settings
 from ..distributed.sharding_config import ShardingConfig
 from ..models.precision_names import PRECISIONS
 from ..randomness import check_seeds
-from .task import TASKS
+
+#: Tasks of one's own (see task.py), which take the place of that of a network.
+TASKS: Registry[type] = Registry("diff_dalle.tasks")
+Usual = TypeVar("Usual")
+
+
+def chosen_task(name: str | None, usual: type[Usual]) -> type[Usual]:
+    """The task of ``TASKS`` with this name, None = the usual one of a network. InputError for one that is not based on
+    the usual one."""
+    found = TASKS[name] if name else usual
+    if not issubclass(found, usual):
+        raise InputError(Fault("task", f"must be based on {usual.__name__}, which trains this network", name))
+    return found
 
 
 @settings

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from ..batch import Batch
-from ..config import Fault, InputError, Registry
 from ..randomness import Draw
 from ..tracking.tracker import Table
 
@@ -119,17 +117,3 @@ class Task(nn.Module):
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the result of ``extra_state``."""
-
-
-#: Tasks of one's own, which take the place of that of a network.
-TASKS: Registry[type[Task]] = Registry("diff_dalle.tasks")
-Usual = TypeVar("Usual", bound=Task)
-
-
-def chosen_task(name: str | None, usual: type[Usual]) -> type[Usual]:
-    """The task of ``TASKS`` with this name, None = the usual one of a network. InputError for one that is not based on
-    the usual one."""
-    found = TASKS[name] if name else usual
-    if not issubclass(found, usual):
-        raise InputError(Fault("task", f"must be based on {usual.__name__}, which trains this network", name))
-    return found
