@@ -98,16 +98,14 @@ def make_plan(folder: str, own: OwnPictures, flags: Sequence[str]) -> Plan:
     name = re.sub(r"[^\w-]+", "_", os.path.basename(os.path.realpath(folder))) or "pictures"
     files = sorted(os.path.join(place, each) for place, _, names in os.walk(folder) for each in names)
     pictures = sum(each.lower().endswith(EXTENSIONS) for each in files)
-    if any(each.lower().endswith(TARS) for each in files):
-        shards, pack = folder, None
-    elif not pictures:
-        raise InputError(f"{folder} holds no pictures ({', '.join(EXTENSIONS)}) and no shards ({', '.join(TARS)})")
-    else:
+    shards, pack = folder, None
+    if pictures:
         shards = own.shards_dir or os.path.join("data", f"{name}-{_state(files, own.name_captions)}")
-        words = ["prepare_data.py", "folder", "--source", folder, "--out_dir", shards]
-        pack = [*words, "--name_captions", str(own.name_captions)]
-        if storage.exists(storage.join(shards, REPORT)):
-            pack = None
+        if not storage.exists(storage.join(shards, REPORT)):
+            words = ["prepare_data.py", "folder", "--source", folder, "--out_dir", shards]
+            pack = [*words, "--name_captions", str(own.name_captions)]
+    elif not any(each.lower().endswith(TARS) for each in files):
+        raise InputError(f"{folder} holds no pictures ({', '.join(EXTENSIONS)}) and no shards ({', '.join(TARS)})")
     given = {word.partition("=")[0] for word in flags}
     preset = LORA if own.model_path else _preset(pictures)
     chosen = {"--preset": preset, "--logdir": os.path.join("runs", name + "_lora" * bool(own.model_path))}
@@ -115,25 +113,17 @@ def make_plan(folder: str, own: OwnPictures, flags: Sequence[str]) -> Plan:
     added = [text for flag, value in chosen.items() if flag not in given for text in (flag, value)]
     words = [*fixed, *added, "--data_dir", shards, *flags]
     run = parse_lora(words) if own.model_path else parse(GeneratorRun, words)
-    training: TrainingConfig = run.training
-    weights = ["--model_path", own.model_path, "--lora", training.logdir]
-    sample = ["sample.py", *(weights if own.model_path else ["--model_path", training.logdir])]
-    notes = [] if "--preset" in given else _expectations(preset, pictures, training)
-    return Plan(
-        shards,
-        run.data.caption_field,
-        pack,
-        ["train_lora.py" if own.model_path else "train_generator.py", *words],
-        sample,
-        notes,
-    )
+    logdir = run.training.logdir
+    train = ["train_lora.py" if own.model_path else "train_generator.py", *words]
+    sample = ["sample.py", *([*fixed, "--lora", logdir] if own.model_path else ["--model_path", logdir])]
+    notes = [] if "--preset" in given else _expectations(preset, pictures, run.training)
+    return Plan(shards, run.data.caption_field, pack, train, sample, notes)
 
 
 def _state(files: Sequence[str], name_captions: bool) -> str:
     """What changes when a file of a folder does."""
-    found = [
-        (path, info.st_size, info.st_mtime_ns) for path in files for info in [os.stat(path, follow_symlinks=False)]
-    ]
+    states = [os.stat(path, follow_symlinks=False) for path in files]
+    found = [(path, each.st_size, each.st_mtime_ns) for path, each in zip(files, states, strict=True)]
     return hashlib.sha256(repr([*found, name_captions]).encode()).hexdigest()[:8]
 
 
@@ -162,21 +152,22 @@ def train_on(folder: str, own: OwnPictures, flags: Sequence[str]) -> None:
     Training resumes when it is called again. InputError as ``make_plan``.
     """
     plan = make_plan(folder, own, flags)
-    print("\n".join(plan.notes))
+    for note in plan.notes:
+        print(note)
     if own.plan:
-        print("\n".join(f"$ {as_typed(words)}" for words in (plan.pack, plan.train, plan.sample) if words))
+        for words in filter(None, (plan.pack, plan.train, plan.sample)):
+            print(f"$ {as_typed(words)}")
         return
     if plan.pack:
         if not own.shards_dir:
             storage.remove_folder(plan.shards)  # which was left unfinished
         run_shown(plan.pack)
     run_shown(plan.train)
-    prompts = "|".join(_spread(list(dict.fromkeys(_captions(plan)))))
+    prompts = _spread(list(dict.fromkeys(_captions(plan))))
     logdir = plan.sample[-1]
-    run_shown([*plan.sample, "--prompts", prompts, "--logdir", os.path.join(logdir, "pictures")])
-    print(
-        f"\nMore pictures:\n$ {as_typed([*plan.sample, '--prompts', prompts.partition('|')[0], '--num_samples', '16'])}"
-    )
+    run_shown([*plan.sample, "--prompts", "|".join(prompts), "--logdir", os.path.join(logdir, "pictures")])
+    more = [*plan.sample, "--prompts", "".join(prompts[:1]), "--num_samples", "16"]
+    print(f"\nMore pictures:\n$ {as_typed(more)}")
 
 
 def _captions(plan: Plan) -> list[str]:

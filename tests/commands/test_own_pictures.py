@@ -75,6 +75,8 @@ def test_shards_are_taken_as_they_are():
     Path("photos").mkdir()
     make_shards(Path("photos"), [3])
     assert plan().pack is None and plan().train[-2:] == ["--data_dir", "photos"]
+    Path("photos/a.png").touch()  # beside which a tar is one of the files that packing tells of
+    assert plan().pack
 
 
 def test_the_preset_suits_number_and_machine(monkeypatch):

@@ -70,7 +70,8 @@ class Workspace:
         """Run ``SCRIPT FLAGS`` in the folder, within this process; plots: if not, as if matplotlib were missing."""
         script, *flags = shlex.split(line)
         hidden = contextlib.nullcontext() if plots else _hidden("matplotlib")
-        with self.inside(), mock.patch.dict(os.environ, COLUMNS="1000"), hidden:
+        slow = mock.patch("diff_dalle.models.precision.has_fast_bf16", lambda: False)  # fp32 on every CPU
+        with self.inside(), mock.patch.dict(os.environ, COLUMNS="1000"), slow, hidden:
             try:
                 done = run_here(script, flags)
             except Exception:

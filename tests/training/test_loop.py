@@ -487,8 +487,10 @@ def test_wrong_files_are_named(tmp_path):
         load_file(str(tmp_path / "opt000004.pt"))
     with pytest.raises(InputError, match="does not exist"):
         load_file(str(tmp_path / "nothing.pt"))
+    (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="is a folder"):
-        load_file(str(tmp_path))
+        load_file(str(tmp_path / "empty"))
+    assert load_file(str(tmp_path))["role"] == "ema"
     assert load_file(f"file://{tmp_path}/model000004.pt")["role"] == "model"
     path = tmp_path / "model000004.pt"
     for cut in (0, 10, path.stat().st_size // 2, path.stat().st_size - 10):

@@ -23,7 +23,7 @@ from diff_dalle.web.server import with_page
 from diff_dalle.web.uploads import BLOCK, holds, keep, make_room, uploads_folder
 
 pytestmark = needs_web
-EDITOR, CONTROL = "Picture to edit; draw over the part to inpaint", "Picture for the ControlNet"
+EDITOR, CONTROL = "Picture to edit", "Picture for the ControlNet"
 PICTURE = np.full((16, 16, 3), 77, dtype=np.uint8)
 SITE = {"Origin": "http://evil.example"}
 
