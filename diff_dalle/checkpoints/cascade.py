@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..config import option, section, settings
+from ..config.bounds import MAX_SIDE, MAX_STEPS
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.log_snr_config import LogSnrConfig
 from ..diffusion.samplers import SAMPLERS
@@ -46,7 +47,7 @@ class LatentSampling:
     """Sampling"""
 
     sampler: str = option("ancestral", "sampling algorithm, unless told otherwise", choices=SAMPLERS, free=True)
-    steps: int = option(20, "sampling steps", free=True, least=1)
+    steps: int = option(20, "sampling steps", free=True, least=1, most=MAX_STEPS)
     guidance_scale: float = option(4.0, "scale of classifier-free guidance; 1 = off", free=True)
     guidance_rescale: float = option(
         0.7,
@@ -73,7 +74,7 @@ class LatentSampling:
 class StageBSampling(LatentSampling):
     """Sampling"""
 
-    steps: int = option(10, "sampling steps", free=True, least=1)
+    steps: int = option(10, "sampling steps", free=True, least=1, most=MAX_STEPS)
     guidance_scale: float = option(1.1, "scale of classifier-free guidance; 1 = off", free=True)
     shift: float = option(1.0, SHIFT, free=True, above=0)
     semantic_scale: float = option(
@@ -90,11 +91,15 @@ class StageBSampling(LatentSampling):
 class TrainedWith:
     """What it was trained with"""
 
-    image_size: int = option(1024, "width and height in pixels of training images, or of a square with as many pixels")
+    image_size: int = option(
+        1024, "width and height in pixels of training images, or of a square with as many pixels", most=MAX_SIDE
+    )
     stage_a: str = option("", "identity of the weights of stage A, which training records; empty = none")
-    stage_a_stride: int = option(4, "pixels per position of stage A's latents, which training records")
+    stage_a_stride: int = option(4, "pixels per position of stage A's latents, which training records", most=MAX_SIDE)
     semantic: str = option("", "identity of the weights of the semantic encoder, which training records; empty = none")
-    semantic_stride: int = option(32, "pixels per position of the semantic latents, which training records")
+    semantic_stride: int = option(
+        32, "pixels per position of the semantic latents, which training records", most=MAX_SIDE
+    )
     encoder: SemanticConfig | None = option(
         None, "settings of a semantic encoder that is trained with stage B, which training records"
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..batch import Conditioning
 from ..config import option, section, settings
+from ..config.bounds import MAX_SIDE
 from ..images.control_filters.table import ControlConfig
 from ..images.signal import PixelSignal
 from ..models.adapters.latent_controlnet import LatentControlConfig, LatentControlNet
@@ -27,7 +28,9 @@ class BaseRecord:
     """The base"""
 
     identity: str = option("", "identity of the weights of the base, which training records; empty = not known yet")
-    image_size: int = option(0, "width and height in pixels of its images in training, which training records")
+    image_size: int = option(
+        0, "width and height in pixels of its images in training, which training records", most=MAX_SIDE
+    )
 
 
 class _ControlNetKind(NetworkKind):

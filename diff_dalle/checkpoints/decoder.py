@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..config import Fault, InputError, lookup, members, named, option, quantity, settings, spelled
+from ..config.bounds import MAX_KERNEL, MAX_SIDE, MAX_STEPS, MAX_WIDTH
 from ..diffusion.augmentation import Degradation
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
-from ..diffusion.schedules import MAX_STEPS, SCHEDULES, get_named_beta_schedule
+from ..diffusion.schedules import SCHEDULES, get_named_beta_schedule
 from ..models.decoder.config import DecoderUnetConfig
 from .decoder_stage import DecoderStage
 
@@ -78,15 +79,23 @@ class DecoderConfig:
         (), "U-Nets, from the lowest resolution to the highest", required=True
     )
     image_sizes: tuple[int, ...] = option(
-        (), "width and height in pixels of each U-Net's images, each a multiple of the one before", least=1
+        (),
+        "width and height in pixels of each U-Net's images, each a multiple of the one before",
+        least=1,
+        most=MAX_SIDE,
     )
     image_size: int | None = option(
-        None, "in place of image_sizes, those of a single U-Net; beside image_sizes any number, which is not used"
+        None,
+        "in place of image_sizes, those of a single U-Net; beside image_sizes any number, which is not used",
+        most=MAX_SIDE,
     )
-    channels: int = option(3, "image channels of all U-Nets: 3 = RGB, 1 = grayscale")
+    channels: int = option(3, "image channels of all U-Nets: 3 = RGB, 1 = grayscale", most=MAX_WIDTH)
     timesteps: int = option(1000, "number of noising steps T in training", least=1, most=MAX_STEPS)
     sample_timesteps: tuple[int | None, ...] = option(
-        (None,), f"sampling steps: fewer than timesteps = by ddim, none = all of them, ancestral{_FOR_EACH}", free=True
+        (None,),
+        f"sampling steps: fewer than timesteps = by ddim, none = all of them, ancestral{_FOR_EACH}",
+        free=True,
+        most=MAX_STEPS,
     )
     loss_type: tuple[str, ...] = option(("l2",), f"loss: {', '.join(LOSSES)}{_FOR_EACH}", tuple(LOSSES))
     beta_schedule: tuple[str, ...] | None = option(
@@ -107,6 +116,7 @@ class DecoderConfig:
     random_crop_sizes: tuple[int | None, ...] = option(
         (None,),
         "width and height in pixels of random training crops, none = whole images" + _FOR_UPSAMPLERS.format("none"),
+        most=MAX_SIDE,
     )
     use_noise_for_lowres_cond: tuple[bool, ...] = option(
         (False,), "noise low-resolution images in training, all levels" + _FOR_UPSAMPLERS.format("False")
@@ -119,7 +129,9 @@ class DecoderConfig:
     )
     blur_prob: float = option(0.5, "probability of the blur of a low-resolution image", least=0, most=1)
     blur_sigma: tuple[float, ...] = option((0.6,), "its standard deviation in pixels, or LOW,HIGH of a range")
-    blur_kernel_size: tuple[int, ...] = option((3,), "width of its kernel in pixels, odd, or LOW,HIGH of a range")
+    blur_kernel_size: tuple[int, ...] = option(
+        (3,), "width of its kernel in pixels, odd, or LOW,HIGH of a range", most=MAX_KERNEL
+    )
     lowres_noise_sample_level: float = option(
         0.2,
         "noise level of low-resolution images in sampling, 0–1, as a fraction of a linear schedule",

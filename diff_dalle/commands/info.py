@@ -12,6 +12,7 @@ from ..checkpoints.checkpoint import ROLES, load_file
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..checkpoints.lora_file import ENDING, Lora, lora_at
 from ..config import InputError, entries, option, quantity, section, settings, shown, to_dict
+from ..config.bounds import MAX_PROCESSES
 from ..evaluation.report import Part, Table, rendered
 from ..recipes.planning.cluster import PlanConfig
 from ..recipes.planning.cost import IMAGES, NetworkCost, networks_of, networks_of_file
@@ -34,7 +35,9 @@ class InfoConfig:
     """What to describe"""
 
     model_path: str = option("", "checkpoint file; empty = the network that the other settings describe")
-    processes: int = option(1, "number of processes, for the memory of each under --parallel", least=1)
+    processes: int = option(
+        1, "number of processes, for the memory of each under --parallel", least=1, most=MAX_PROCESSES
+    )
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..config import Fault, expectations, named, option, section, settings
+from ..config.bounds import MAX_BATCH, MAX_SEED, MAX_SIDE, MAX_TEXTS
 from ..data.captions import caption_option
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.editing import EditConfig
@@ -127,6 +128,7 @@ class PromptConfig:
         0,
         "number of steps from the embedding of the first of two images to that of the second, both included, with the "
         "same noise; 0 = off",
+        most=MAX_BATCH,
     )
     clip_path: str = option(
         "",
@@ -136,13 +138,15 @@ class PromptConfig:
     clip_make: str | None = option(
         None, "its maker; none = as the checkpoint says, else diff_dalle", choices=CLIPS, needs=("clip_path",)
     )
-    labels: tuple[int, ...] = option((), "classes for a class-conditional generator, used in turn")
+    labels: tuple[int, ...] = option((), "classes for a class-conditional generator, used in turn", longest=MAX_TEXTS)
     negative_prompt: str = option("", "negative prompt of classifier-free guidance; empty = no caption")
-    num_samples: int = option(0, "number of images, with prompts and images used in turn; 0 = one for each", least=0)
-    seed: int = option(0, "random seed: image i depends on seed + i alone")
-    batch_size: int = option(StageSettings.batch_size, "images per batch and process", least=1)
+    num_samples: int = option(
+        0, "number of images, with prompts and images used in turn; 0 = one for each", least=0, most=MAX_BATCH
+    )
+    seed: int = option(0, "random seed: image i depends on seed + i alone", most=MAX_SEED)
+    batch_size: int = option(StageSettings.batch_size, "images per batch and process", least=1, most=MAX_BATCH)
     sample_size: tuple[int, ...] = option(
-        (), "HEIGHT,WIDTH of the images in pixels, after all upsamplers; none = as trained"
+        (), "HEIGHT,WIDTH of the images in pixels, after all upsamplers; none = as trained", most=MAX_SIDE
     )
     precision: str = option("auto", "floating-point precision of the network", choices=PRECISIONS)
     bpe_path: str = option("", "tokenizer merge file, for checkpoints of earlier versions that do not hold theirs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..config import Fault, named, option, section, settings
+from ..config.bounds import MAX_BATCH, MAX_SECONDS, MAX_SIDE, MAX_STEPS
 from ..distributed.launch import DistributedConfig
 from ..models.precision_names import PRECISIONS
 
@@ -59,20 +60,25 @@ class AddressConfig:
 class Limits:
     """Limits of requests"""
 
-    max_size: int = option(1024, "largest width and height of an image in pixels", least=1)
+    max_size: int = option(1024, "largest width and height of an image in pixels", least=1, most=MAX_SIDE)
     max_scale: int = option(4, "largest width and height of an image in multiples of the model's own", least=1)
-    max_steps: int = option(250, "largest number of sampling steps", least=1)
+    max_steps: int = option(250, "largest number of sampling steps", least=1, most=MAX_STEPS)
     max_images: int = option(
-        8, "largest number of images in one request; of images larger than the model's own fewer", least=1
+        8,
+        "largest number of images in one request; of images larger than the model's own fewer",
+        least=1,
+        most=MAX_BATCH,
     )
     max_prompt: int = option(1000, "largest number of characters in a prompt", least=1)
-    max_queue: int = option(8, "requests that may wait; one more is answered: busy, try again", least=1)
+    max_queue: int = option(8, "requests that may wait; one more is answered: busy, try again", least=1, most=MAX_BATCH)
     max_body: int = option(16, "largest body of a request in MiB, pictures included", least=1)
     max_pixels: int = option(16, "most pixels of an uploaded picture, in millions", least=1)
     max_disk: int = option(
         512, "most MiB on disk of pictures that visitors uploaded and were shown; the oldest are deleted", least=1
     )
-    max_seconds: int = option(300, "longest time to sample one request in seconds, without that spent waiting", least=1)
+    max_seconds: int = option(
+        300, "longest time to sample one request in seconds, without that spent waiting", least=1, most=MAX_SECONDS
+    )
 
     def faults(self) -> Iterator[Fault]:
         if self.max_disk < self.max_body:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..config import Fault, faults_of, option, settings
+from ..config.bounds import MAX_ROWS
 from ..data.captions import caption_kind, caption_option
 from ..data.inspection import caption_texts
 from ..text.bpe_training import add_caption_words, count_words, learn_merges, wordnet_glosses
@@ -23,7 +24,7 @@ class VocabularyConfig:
     caption_field: str = caption_option()
     wordnet_dir: str = option("/usr/share/wordnet", "folder with WordNet's data.* files (Debian: package wordnet-base)")
     num_merges: int = option(
-        16384, "number of merges to learn; the vocabulary adds 512 byte tokens, start and end", least=1
+        16384, "number of merges to learn; the vocabulary adds 512 byte tokens, start and end", least=1, most=MAX_ROWS
     )
     out: str = option("vocabulary.txt", "output merge file")
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from ..config import Fault, InputError, option, settings
+from ..config.bounds import MAX_SECONDS
 from .command_line import parse
 
 
@@ -16,7 +17,7 @@ class WatchConfig:
     """Page"""
 
     logdirs: tuple[str, ...] = option((), "log directories of runs to compare; also without the flag, before all flags")
-    refresh_seconds: float = option(10.0, "seconds between looks at the folders", least=1)
+    refresh_seconds: float = option(10.0, "seconds between looks at the folders", least=1, most=MAX_SECONDS)
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 = reachable from other machines, without a password")
     port: int = option(7861, "port to listen on; 0 = any free one", least=0, most=65535)
 

@@ -15,46 +15,12 @@ from typing import Any, TypeVar
 
 from typing_extensions import dataclass_transform
 
-from .errors import Fault, InputError, cut, path_of, quantity
+from .bounds import Bounds
+from .errors import Fault, InputError, cut, path_of
 from .names import nearest
 from .registry import Registry
 
 Needs = tuple[tuple[str, ...], ...]  # the names of other settings, each with the values that give this one an effect
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What ``option`` declares of numbers."""
-
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
-    multiple_of: int | None = None
-    length: int | None = None
-    besides: tuple[float, ...] = ()
-
-    def allow(self, value: float) -> bool:
-        return value in self.besides or not (
-            (self.least is not None and not value >= self.least)
-            or (self.above is not None and not value > self.above)
-            or (self.most is not None and not value <= self.most)
-            or (self.below is not None and not value < self.below)
-            or (self.multiple_of is not None and value % self.multiple_of != 0)
-        )
-
-    @property
-    def rule(self) -> str:
-        """Such as "must be at least 0 and below 1, or -1"."""
-        said = {
-            "at least": self.least,
-            "above": self.above,
-            "at most": self.most,
-            "below": self.below,
-            "a multiple of": self.multiple_of,
-        }
-        bounds = " and ".join(f"{words} {bound:g}" for words, bound in said.items() if bound is not None)
-        return f"must be {bounds}" + "".join(f", or {value:g}" for value in self.besides)
 
 
 def option(
@@ -74,6 +40,7 @@ def option(
     below: float | None = None,
     multiple_of: int | None = None,
     length: int | None = None,
+    longest: int | None = None,
     besides: Sequence[float] = (),
 ) -> Any:
     """A setting: a dataclass field with its default and a help text that gives the unit.
@@ -100,8 +67,9 @@ def option(
     least, above, most, below, multiple_of: what numbers must be, of a list in each of its places.
     besides: numbers that are allowed as well.
     length:  how many values a list must have, unless it is empty.
+    longest: how many values a list may have.
     """
-    bounds = Bounds(least, above, most, below, multiple_of, length, tuple(besides))
+    bounds = Bounds(least, above, most, below, multiple_of, length, longest, tuple(besides))
     metadata: dict[str, Any] = {"bounds": bounds} if bounds != Bounds() else {}
     metadata |= {"help": help, "choices": choices, "free": free, "was": tuple(was), "needs": _all(needs)}
     metadata |= {"required": required, "keyed": keyed, "lone": lone, "nested": nested}
@@ -170,7 +138,7 @@ def _described(key: str, member: Leaf | Section) -> str:
     if isinstance(member, Section):
         return f"    {key}: {member.config.__name__}\n        {title_of(member.config)}"
     rules = [f"one of {', '.join(member.choices)}"] if member.choices else []
-    rules += [member.bounds.rule] if member.bounds != Bounds() else []
+    rules += filter(None, [member.bounds.rule])
     text = textwrap.fill("; ".join([member.help, *rules]), 100, break_on_hyphens=False)
     head = f"    {key}: {inspect.formatannotation(member.type)} = {cut(repr(member.default))}"
     return f"{head}\n{textwrap.indent(text, ' ' * 8)}"
@@ -269,16 +237,16 @@ class Leaf:
     def faults(self, value: Any) -> Iterator[Fault]:
         """What is wrong with a value of its type."""
         several = value if isinstance(value, tuple) else (value,)
-        key, length = self.path[-1], self.bounds.length
-        if length is not None and isinstance(value, tuple) and len(value) not in (0, length):
-            yield Fault(key, f"must have {quantity(length, 'value')}", value)
+        key = self.path[-1]
+        if isinstance(value, tuple):
+            yield from (Fault(key, rule, value) for rule in self.bounds.of_list(value))
         for each in several:
             if self.choices and each is not None and each not in self.choices:
                 plain = f"must be one of {', '.join(self.choices)}{nearest(str(each), self.choices)}"
                 rule = self.choices.rule(str(each)) if isinstance(self.choices, Registry) else plain
                 yield Fault(key, rule, each)
-            elif isinstance(each, (int, float)) and not self.bounds.allow(each):
-                yield Fault(key, self.bounds.rule, each)
+            else:
+                yield from (Fault(key, rule, each) for rule in self.bounds.of_value(each))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .declaration import Bounds, Leaf, Needs, leaves, option, settings
+from .bounds import Bounds
+from .declaration import Leaf, Needs, leaves, option, settings
 from .values import shown
 
 MUST_EQUAL = "if given, each must equal the checkpoint's setting"

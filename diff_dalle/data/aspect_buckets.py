@@ -15,6 +15,7 @@ from fractions import Fraction
 import numpy as np
 
 from ..config import Fault, InputError, option, settings
+from ..config.bounds import MAX_SIDE
 from ..randomness import random_uniform
 
 _RATIO = re.compile(r"\d{1,6}(\.\d{1,9})?(/\d{1,6}(\.\d{1,9})?)?")
@@ -37,7 +38,11 @@ class AspectConfig:
         most=1,
     )
     bucket_factor: int = option(
-        32, "both sides of images are multiples of this, in pixels", needs=("multi_aspect_ratio",), least=1
+        32,
+        "both sides of images are multiples of this, in pixels",
+        needs=("multi_aspect_ratio",),
+        least=1,
+        most=MAX_SIDE,
     )
     bucket_distance: str = option(
         "linear",

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from .. import storage
 from ..config import Fault, InputError, faults_of, named, option, quantity, redact, section, settings
+from ..config.bounds import MAX_BATCH, MAX_SIDE
 from ..images.decode import IMAGE_KINDS, BrokenSample, Size, decode_image, picture_facts
 from ..images.grid import image_grid
 from ..images.transforms import center_crop
@@ -75,7 +76,7 @@ class InspectionConfig:
     caption_field: str = caption_option()
     dataset_filters: tuple[str, ...] = filters_option()
     look_at: int = option(1000, "samples to decode, spread evenly over all shards; 0 = all", least=0)
-    examples: int = option(8, "samples in the grid", least=1)
+    examples: int = option(8, "samples in the grid", least=1, most=MAX_BATCH)
     grid: str = option("inspect.png", "file for a grid of examples with captions; empty = none", was=("picture",))
     max_pixels: int = option(DataConfig.max_pixels, "maximum width × height of an image; larger ones count as broken")
     index_cache: str = option(
@@ -83,7 +84,11 @@ class InspectionConfig:
         "folder for the index of the shards; empty = beside the shards, else in the user's cache",
     )
     image_size: int = option(
-        256, "side in pixels of the square with as many pixels as the buckets", needs=("multi_aspect_ratio",), least=1
+        256,
+        "side in pixels of the square with as many pixels as the buckets",
+        needs=("multi_aspect_ratio",),
+        least=1,
+        most=MAX_SIDE,
     )
     aspect: AspectConfig = section(AspectConfig)
 

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from .. import storage
 from ..config import Fault, InputError, named, option, settings
+from ..config.bounds import MAX_SIDE
 from ..images.decode import ALL_FORMATS, ALL_KINDS, MAX_PIXELS, BrokenSample, Facts, decode_image, picture_facts
 from ..images.output import png_bytes
 from .accounting import REPORT, Account, Reason, Skipped, printable, report_lines
@@ -50,7 +51,7 @@ class PackingConfig:
         "camera named it, of its folder",
     )
     resize: int = option(
-        0, "shorter side in pixels to which larger images are downsampled; 0 = keep the files", least=0
+        0, "shorter side in pixels to which larger images are downsampled; 0 = keep the files", least=0, most=MAX_SIDE
     )
     samples_per_shard: int = option(1000, "maximum number of images per shard", least=1)
     max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones are skipped")

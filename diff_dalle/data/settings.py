@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..config import Fault, faults_of, named, option, section, settings
+from ..config.bounds import MAX_BATCH, MAX_PROCESSES, MAX_SECONDS
 from ..images.decode import DECODERS, MAX_PIXELS, PILLOW_PIXELS, SCALE
 from ..images.preprocessing import TransformConfig
 from .aspect_buckets import AspectConfig
@@ -61,6 +62,7 @@ class DataConfig:
         "least size of a jpeg as it is decoded, relative to the size that it is downsampled to, unless exact_decode: "
         "2 = 45 dB, 1 = 41 dB and faster",
         least=1,
+        most=MAX_BATCH,
     )
     decoder: str = option(
         "pillow",
@@ -80,13 +82,20 @@ class DataConfig:
         "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the number of "
         "nodes, when the run starts, and the same when it resumes",
         least=0,
+        most=MAX_PROCESSES,
     )
-    shuffle_window: int = option(4, "consecutive shards of an epoch whose samples are shuffled together", least=1)
+    shuffle_window: int = option(
+        4, "consecutive shards of an epoch whose samples are shuffled together", least=1, most=MAX_BATCH
+    )
     resample: bool = option(False, "draw the shards of an epoch with replacement")
     num_workers: int | None = workers_option()
-    prefetch: int = option(4, "batches prepared in advance by all workers together", free=True, least=1)
+    prefetch: int = option(4, "batches prepared in advance by all workers together", free=True, least=1, most=MAX_BATCH)
     data_timeout: float = option(
-        1200.0, "seconds without samples from the data workers after which the run saves and stops", free=True, least=1
+        1200.0,
+        "seconds without samples from the data workers after which the run saves and stops",
+        free=True,
+        least=1,
+        most=MAX_SECONDS,
     )
     worker_start: str = option(
         "default", "start method of workers", free=True, choices=("default", "fork", "spawn", "forkserver")

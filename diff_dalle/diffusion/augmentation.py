@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..config import Fault, InputError, option, settings
+from ..config.bounds import MAX_SIDE
 from ..randomness import Draw
 
 BLUR_SIGMAS = (0.4, 0.6)  # range of sigma, in pixels of the low-resolution image
@@ -34,7 +35,9 @@ class AugmentationConfig:
         least=0,
         most=1,
     )
-    crop_size: int = option(0, "width and height in pixels of random training crops; 0 = full images", least=0)
+    crop_size: int = option(
+        0, "width and height in pixels of random training crops; 0 = full images", least=0, most=MAX_SIDE
+    )
 
     @property
     def degradation(self) -> Degradation:

@@ -50,6 +50,7 @@ class EditConfig:
         free=True,
         needs=("mask",),
         least=1,
+        most=1_000,
     )
     inpaint_jump: int = option(
         5,
@@ -57,6 +58,7 @@ class EditConfig:
         free=True,
         needs=("mask",),
         least=1,
+        most=1_000,
     )
 
 

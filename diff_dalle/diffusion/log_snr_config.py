@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from ..config import Fault, named, option, settings
+from ..config.bounds import MAX_STEPS
 from .adaptive import ADAPTIVE
 from .log_snr_schedules import LOG_SNR_SCHEDULES, SQUEEZED, LogSnrSchedule
 from .log_snr_targets import SCALERS, TARGETS
@@ -43,7 +44,7 @@ class LogSnrConfig:
         choices=LOG_SNR_SCHEDULES,
     )
     log_snr_steps: int = option(
-        0, "number of evenly spaced times that training is limited to; 0 = continuous time", least=0
+        0, "number of evenly spaced times that training is limited to; 0 = continuous time", least=0, most=MAX_STEPS
     )
     squeeze_log_snr: bool = option(
         False,
@@ -82,6 +83,7 @@ class LogSnrConfig:
         "number of levels that the noise condition is rounded down to, 0 = clean; 0 = continuous",
         least=2,
         besides=(0,),
+        most=MAX_STEPS,
     )
     sigma_data: float = option(
         1.0, "standard deviation of the data, in which sigma is measured", needs=("noise_condition", "sigma"), above=0

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..config import Fault, named, option, section, settings
+from ..config.bounds import MAX_BATCH
 from ..images.signal import Signal
 from .diffusion_config import DiffusionConfig
 from .guidance import GuidanceConfig, thresholding
@@ -37,6 +38,7 @@ class PreviewConfig:
         "images in a preview grid, of the first captions of val_data_dir, or else of data_dir",
         free=True,
         needs=("sample_interval",),
+        most=MAX_BATCH,
     )
     preview_share: float | None = preview_share_option(needs=("sample_interval",))
     sampler: SamplerConfig = section(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..batch import Conditioning, moved
 from ..config import Fault, InputError, faults_of, named, option, settings
+from ..config.bounds import MAX_STEPS
 from ..images.signal import Signal
 from ..randomness import Draw, check_seeds
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
@@ -61,6 +62,7 @@ class SamplerConfig:
         f"number of sampling steps; 0 = all steps of the process, none = {DEFAULT_STEPS}, or all of fewer",
         free=True,
         least=0,
+        most=MAX_STEPS,
     )
     eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral", free=True, least=0)
     spacing: str | None = option(

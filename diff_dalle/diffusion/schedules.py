@@ -12,8 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..config import Fault, InputError, lookup, named
-
-MAX_STEPS = 100_000  # the tables of a process take about 20 times 8 bytes a step
+from ..config.bounds import MAX_STEPS
 
 
 def _linear_ends(steps: int) -> tuple[float, float]:

@@ -7,7 +7,6 @@ end together; the exit status says why (see tasks/README.md).
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import socket
@@ -19,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..config import Fault, InputError, as_flag, named, option, quantity, redact, settings
+from ..config.bounds import MAX_PROCESSES, MAX_SECONDS
 from .cores import cores_of, own_cores, threads_said, usable_cores
 from .lifeline import MAX_SILENCE, Lifeline, News
 from .rendezvous import ProcessInfo, detect, meeting_point, open_store
@@ -44,13 +44,14 @@ class DistributedConfig:
         "that the job may use on this machine, divided among its processes there",
         free=True,
         least=0,
+        most=MAX_PROCESSES,
     )
     allow_tf32: bool = option(
         False,
         "on NVIDIA GPUs, TF32 in matrix products and convolutions in fp32: faster, with 10 of 23 bits of the mantissa",
     )
     start_timeout: float = option(
-        300.0, "seconds to wait for all processes at the start", free=True, above=0, below=math.inf
+        300.0, "seconds to wait for all processes at the start", free=True, above=0, most=MAX_SECONDS
     )
     timeout: float = option(
         1800.0,
@@ -58,7 +59,7 @@ class DistributedConfig:
         f"after half of them, at most {MAX_SILENCE:g}",
         free=True,
         above=0,
-        below=math.inf,
+        most=MAX_SECONDS,
     )
 
     def faults(self) -> Iterator[Fault]:

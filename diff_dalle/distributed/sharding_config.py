@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..config import InputError, named, option, quantity, settings
+from ..config.bounds import MAX_PROCESSES
 
 if TYPE_CHECKING:  # settings and --help need no torch
     from .world import World
@@ -30,6 +31,7 @@ class ShardingConfig:
         free=True,
         needs=("parallel", "hsdp"),
         least=0,
+        most=MAX_PROCESSES,
     )
     reshard_after_forward: bool = option(
         True,
@@ -44,6 +46,7 @@ class ShardingConfig:
         free=True,
         needs=_SHARDED,
         least=0,
+        most=MAX_PROCESSES,
     )
     backward_prefetch: int = option(
         0,
@@ -51,6 +54,7 @@ class ShardingConfig:
         free=True,
         needs=_SHARDED,
         least=0,
+        most=MAX_PROCESSES,
     )
     consolidate: bool = option(
         False,

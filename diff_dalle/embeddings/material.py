@@ -14,6 +14,7 @@ import torch
 
 from .. import storage
 from ..config import Fault, faults_of, named, option, redact, settings
+from ..config.bounds import MAX_BATCH
 from ..data.captions import caption_kind, caption_option, read_caption
 from ..data.collection import Collection, Raw, collect
 from ..data.fingerprint import shard_name
@@ -57,10 +58,13 @@ class EmbeddingsConfig:
         choices=("number", "name"),
     )
     index_width: int = option(
-        0, "last characters of a key that are the number of its row; 0 = rows in the order of the tar", least=0
+        0,
+        "last characters of a key that are the number of its row; 0 = rows in the order of the tar",
+        least=0,
+        most=20,
     )
     dtype: str = option("float16", "type of the files' numbers", choices=("float16", "float32"))
-    batch_size: int = option(64, "samples that the CLIP encodes at once", least=1)
+    batch_size: int = option(64, "samples that the CLIP encodes at once", least=1, most=MAX_BATCH)
     precision: str = option(
         "auto", "precision of the CLIP; auto = bf16 on GPUs that support it, else fp32", choices=PRECISIONS
     )

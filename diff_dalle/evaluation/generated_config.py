@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ..config import Fault, named, nearest, option, settings
+from ..config.bounds import MAX_BATCH
 
 INCEPTION_FEATURES = ("64", "192", "768", "2048", "logits_unbiased")  # by depth
 CLIP = "clip"
@@ -110,7 +111,9 @@ class InceptionScoreConfig(FeatureMetric):
         "logits_unbiased of Inception-v3, or PACKAGE.MODULE:FUNCTION, which returns a network from uint8 [N, 3, H, W] "
         "to logits [N, classes]; as in torchmetrics a layer's width (64, 192, 768, 2048) takes its features for logits",
     )
-    splits: int = option(10, "parts of the images, over which the mean and standard deviation are taken", least=1)
+    splits: int = option(
+        10, "parts of the images, over which the mean and standard deviation are taken", least=1, most=1_000
+    )
 
     features: ClassVar[tuple[str, ...]] = INCEPTION_FEATURES
     refused: ClassVar[dict[str, str]] = {
@@ -130,9 +133,9 @@ class InceptionScoreConfig(FeatureMetric):
 class KidConfig(ComparisonMetric):
     """Kernel Inception distance: mean and standard deviation over random subsets"""
 
-    subsets: int = option(100, "random subsets", least=1)
-    subset_size: int = option(1000, "images in each subset", least=2)
-    degree: int = option(3, "degree of the kernel (gamma x·y + coef)^degree", least=1)
+    subsets: int = option(100, "random subsets", least=1, most=MAX_BATCH)
+    subset_size: int = option(1000, "images in each subset", least=2, most=MAX_BATCH)
+    degree: int = option(3, "degree of the kernel (gamma x·y + coef)^degree", least=1, most=10)
     gamma: float | None = option(None, "scale of the kernel; none = 1 / number of features", above=0)
     coef: float = option(1.0, "bias of the kernel", above=0)
 
@@ -154,7 +157,7 @@ class KidConfig(ComparisonMetric):
 class PrecisionRecallConfig(ComparisonMetric):
     """Precision and recall"""
 
-    k: int = option(3, "nearest neighbors within the ball of an image", least=1)
+    k: int = option(3, "nearest neighbors within the ball of an image", least=1, most=MAX_BATCH)
 
     sized_by: ClassVar[str] = "k"
 
@@ -166,7 +169,7 @@ class PrecisionRecallConfig(ComparisonMetric):
 class DensityCoverageConfig(PrecisionRecallConfig):
     """Density and coverage"""
 
-    k: int = option(5, "nearest neighbors within the ball of a real image", least=1)
+    k: int = option(5, "nearest neighbors within the ball of a real image", least=1, most=MAX_BATCH)
 
 
 @settings
@@ -190,7 +193,9 @@ class LpipsConfig(_Metric):
 class GeneratedMetricsConfig:
     """Metrics of generated images"""
 
-    n_evaluation_samples: int = option(1000, "images that are generated to evaluate the model", free=True, least=1)
+    n_evaluation_samples: int = option(
+        1000, "images that are generated to evaluate the model", free=True, least=1, most=MAX_BATCH
+    )
     FID: FidConfig | None = option(None, "Fréchet Inception distance", free=True)
     IS: InceptionScoreConfig | None = option(None, "Inception score", free=True)
     KID: KidConfig | None = option(None, "kernel Inception distance", free=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from .. import storage
 from ..checkpoints.model_folder import open_model
 from ..config import Fault, given, named, option, section, settings
+from ..config.bounds import MAX_BATCH, MAX_SEED, MAX_TEXTS
 from ..data.captions import caption_option
 from ..diffusion.sampling import SamplerConfig
 from ..distributed.launch import DistributedConfig
@@ -52,12 +53,13 @@ class EvaluateConfig:
     )
     caption_field: str = caption_option()
     num_samples: int = option(
-        256, "captions of data_dir to sample; fewer if it has fewer", needs=("data_dir",), least=2
+        256, "captions of data_dir to sample; fewer if it has fewer", needs=("data_dir",), least=2, most=MAX_BATCH
     )
     labels: tuple[int, ...] = option(
         (),
         "classes for class-conditional generators, used in turn; none = those of the images in data_dir (their cls "
         "members), else uniformly at random, by the seed",
+        longest=MAX_TEXTS,
     )
     aspect_ratios: tuple[str, ...] = option(
         ("1/1",),
@@ -66,15 +68,22 @@ class EvaluateConfig:
     )
     progress: str = option("", "progress.csv of the training run, to plot; empty = no plots")
     report_dir: str = option("runs/report", "folder for report.md, scores.json and images")
-    prompts_per_task: int = option(64, "captions per ShapeEval task", needs=("shapes_dir",), least=2)
+    prompts_per_task: int = option(64, "captions per ShapeEval task", needs=("shapes_dir",), least=2, most=MAX_BATCH)
     edits: int = option(
-        0, "images of the shapes world per kind of edit (inpainting, image to image, variations); 0 = none", least=0
+        0,
+        "images of the shapes world per kind of edit (inpainting, image to image, variations); 0 = none",
+        least=0,
+        most=MAX_BATCH,
     )
     controlnet: str = option(
         "", "checkpoint of a ControlNet for model_path, which pictures of the shapes world control; empty = none"
     )
     guidance_prompts: int = option(
-        0, "captions per guidance setting in the shapes world; 0 = prompts_per_task", needs=("shapes_dir",), least=0
+        0,
+        "captions per guidance setting in the shapes world; 0 = prompts_per_task",
+        needs=("shapes_dir",),
+        least=0,
+        most=MAX_BATCH,
     )
     metrics: tuple[str, ...] = option(
         (),
@@ -91,8 +100,8 @@ class EvaluateConfig:
     lpips_weights: str = option(
         "", "local file of AlexNet's weights for LPIPS; empty = that of torch's cache", needs=("metrics", "lpips")
     )
-    batch_size: int = option(64, "images per batch and process in the base generator", least=1)
-    seed: int = option(0, "random seed; image i is a function of seed + i")
+    batch_size: int = option(64, "images per batch and process in the base generator", least=1, most=MAX_BATCH)
+    seed: int = option(0, "random seed; image i is a function of seed + i", most=MAX_SEED)
 
     @property
     def captioned(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import ClassVar
 from PIL import Image, ImageOps
 
 from ..config import Fault, named, nearest, option, settings
+from ..config.bounds import MAX_SIDE
 from .decode import BrokenSample, Size
 from .transforms import MAX_STRETCH
 
@@ -50,11 +51,13 @@ class TransformConfig:
     )
 
     name: str = option("ToTensor", "its name", choices=ARGUMENTS, required=True)
-    size: tuple[int, ...] = option((), "pixels: HEIGHT,WIDTH, or one number: a square or, of Resize, the shorter side")
+    size: tuple[int, ...] = option(
+        (), "pixels: HEIGHT,WIDTH, or one number: a square or, of Resize, the shorter side", most=MAX_SIDE
+    )
     scale: tuple[float, ...] = option((0.08, 1.0), "RandomResizedCrop: LOW,HIGH of the crop's part of the area")
     ratio: tuple[float, ...] = option((3 / 4, 4 / 3), "RandomResizedCrop: LOW,HIGH of width / height of the crop")
     p: float = option(0.5, "flips: probability", least=0, most=1)
-    max_size: int | None = option(None, "Resize: maximum of the longer side in pixels")
+    max_size: int | None = option(None, "Resize: maximum of the longer side in pixels", most=MAX_SIDE)
     interpolation: str = option("bilinear", "filter of a change of size", choices=FILTERS)
     antialias: bool | None = option(True, "filter over the whole area of a pixel; always on")
 

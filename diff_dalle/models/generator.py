@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..batch import Conditioning
 from ..config import Fault, named, option, section, settings
+from ..config.bounds import MAX_WIDTH
 from .dropout import number_dropouts
 from .super_resolution import LevelEmbedding, LowResConfig, upsample_low_res
 from .text_encoder import TextEncoder, TextEncoderConfig, encode_captions
@@ -23,7 +24,7 @@ class GeneratorConfig:
     unet: DenoiserConfig = section(DenoiserConfig)
     text: TextEncoderConfig = section(TextEncoderConfig)
     low_res: LowResConfig = section(LowResConfig)
-    image_channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale")
+    image_channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale", most=MAX_WIDTH)
     inpaint: bool = option(
         False,
         "inpainting network (GLIDE): it also sees the known part of the image and where that is; in training random "

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..config import Fault, InputError, faults_of, named, option, settings, spelled
+from ..config.bounds import MAX_BLOCKS, MAX_FACTOR, MAX_SIDE, MAX_WIDTH
 from .attention import attend
 from .dropout import number_dropouts
 from .layers import Linear, to_tokens
@@ -36,20 +37,24 @@ def classifier_flag(setting: str) -> str:
 class NoisedClipConfig:
     """Classifier (noised CLIP)"""
 
-    image_size: int = option(64, "image resolution in pixels; the classifier accepts no other")
-    classifier_width: int = option(128, "base channels of the image tower: those of a level with multiplier 1")
-    classifier_depth: int = option(2, "residual blocks per level of the image tower")
+    image_size: int = option(64, "image resolution in pixels; the classifier accepts no other", most=MAX_SIDE)
+    classifier_width: int = option(
+        128, "base channels of the image tower: those of a level with multiplier 1", most=MAX_WIDTH
+    )
+    classifier_depth: int = option(2, "residual blocks per level of the image tower", most=MAX_BLOCKS)
     classifier_channel_mult: tuple[float, ...] = option(
         (),
         "channel multiplier of each level of the image tower; empty = Guided-Diffusion's for image_size / patch size",
+        most=MAX_FACTOR,
     )
     classifier_attention_resolutions: tuple[int, ...] = option(
-        (32, 16, 8), "feature-map resolutions with attention in the image tower"
+        (32, 16, 8), "feature-map resolutions with attention in the image tower", most=MAX_SIDE
     )
-    classifier_num_heads: int = option(4, "attention heads of the image tower")
+    classifier_num_heads: int = option(4, "attention heads of the image tower", most=MAX_WIDTH)
     classifier_num_head_channels: int = option(
         -1,
         "channels per attention head of the image tower, overrides classifier_num_heads; -1 = use classifier_num_heads",
+        most=MAX_WIDTH,
     )
     classifier_use_scale_shift_norm: bool = option(
         True,
@@ -63,12 +68,14 @@ class NoisedClipConfig:
         "activation checkpointing: recompute the image tower's activations in the backward pass to save memory",
         free=True,
     )
-    classifier_patch_size: int = option(1, "patch size in pixels: space-to-depth at the image tower's input")
-    classifier_enc_attn_dim: int = option(
-        512, "width of the text tower and dimension of the joint embedding space", least=1
+    classifier_patch_size: int = option(
+        1, "patch size in pixels: space-to-depth at the image tower's input", most=MAX_SIDE
     )
-    classifier_enc_depth: int = option(6, "transformer layers of the text tower")
-    classifier_enc_heads: int = option(8, "attention heads of the text tower")
+    classifier_enc_attn_dim: int = option(
+        512, "width of the text tower and dimension of the joint embedding space", least=1, most=MAX_WIDTH
+    )
+    classifier_enc_depth: int = option(6, "transformer layers of the text tower", most=MAX_BLOCKS)
+    classifier_enc_heads: int = option(8, "attention heads of the text tower", most=MAX_WIDTH)
     classifier_text_padding: str = option(
         "masked",
         "padding of captions: masked, or zeros: the token 0, which attention reads like a word (Diff-DALLE)",

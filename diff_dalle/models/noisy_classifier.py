@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..batch import Conditioning
 from ..config import option, section, settings
+from ..config.bounds import MAX_ROWS
 from .dropout import number_dropouts
 from .noised_clip import AttentionPool
 from .norms import GroupNorm32
@@ -21,7 +22,7 @@ class NoisyClassifierConfig:
     """Classifier of classes"""
 
     tower: UNetConfig = section(UNetConfig)
-    classes: int = option(1000, "number of classes that it tells apart", least=2)
+    classes: int = option(1000, "number of classes that it tells apart", least=2, most=MAX_ROWS)
     pool: str = option(
         "attention",
         "from feature maps to classes: attention pooling; the mean over positions and a linear layer (adaptive); or "

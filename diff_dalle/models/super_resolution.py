@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..config import Fault, InputError, named, option, settings
+from ..config.bounds import MAX_SIDE
 from .layers import timestep_embedding
 
 LEVEL_SCALE = 1000.0  # levels in [0, 1] are embedded like timesteps in [0, 1000]
@@ -20,7 +21,10 @@ class LowResConfig:
     """Upsampling"""
 
     small_size: int = option(
-        0, "input resolution of an upsampler in pixels, a divisor of image_size; 0 = base generator", least=0
+        0,
+        "input resolution of an upsampler in pixels, a divisor of image_size; 0 = base generator",
+        least=0,
+        most=MAX_SIDE,
     )
     low_res_skip: bool = option(
         False,

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..config import Fault, InputError, named, option, settings
+from ..config.bounds import MAX_BLOCKS, MAX_WIDTH
 from .attention import SelfAttention
 from .dropout import Dropout, number_dropouts
 from .layers import Linear
@@ -29,9 +30,9 @@ def text_length_option() -> Any:
 class TextEncoderConfig:
     """Text encoder"""
 
-    enc_attn_dim: int = option(512, "width of the text encoder; 0 = text-unconditional", least=0)
-    enc_depth: int = option(6, "transformer layers of the text encoder", least=1)
-    enc_heads: int = option(8, "attention heads of the text encoder", least=1)
+    enc_attn_dim: int = option(512, "width of the text encoder; 0 = text-unconditional", least=0, most=MAX_WIDTH)
+    enc_depth: int = option(6, "transformer layers of the text encoder", least=1, most=MAX_BLOCKS)
+    enc_heads: int = option(8, "attention heads of the text encoder", least=1, most=MAX_WIDTH)
     text_length: int = text_length_option()
     dropout_text: float = option(0.0, "dropout rate in the text encoder", least=0, below=1)
     enc_conv: int = option(
@@ -39,6 +40,7 @@ class TextEncoderConfig:
         "width in tokens of a convolution before each layer of the text encoder, which joins neighboring words, such "
         "as a color and its object; 0 = none",
         least=0,
+        most=MAX_BLOCKS,
     )
     text_padding: str = option(
         "masked",

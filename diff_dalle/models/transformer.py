@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..config import Fault, InputError, faults_of, named, option, settings
+from ..config.bounds import MAX_BLOCKS, MAX_WIDTH
 from ..randomness import splitmix64
 from .attention import themselves
 from .dropout import number_dropouts
@@ -34,19 +35,21 @@ class DenoiserConfig(UNetConfig):
         "architecture: the U-Net, or a transformer on patches of patch_size pixels (JiT), whose width is num_channels",
         choices=NETWORKS,
     )
-    depth: int = option(12, "blocks of the transformer", least=1, needs=IN_TRANSFORMER)
+    depth: int = option(12, "blocks of the transformer", least=1, needs=IN_TRANSFORMER, most=MAX_BLOCKS)
     separate_blocks: int = option(
         0,
         "first blocks of the transformer with separate weights for image and text tokens (MM-DiT); later ones share "
         "them",
         least=0,
         needs=IN_TRANSFORMER,
+        most=MAX_BLOCKS,
     )
     patch_channels: int = option(
         0,
         "channels to which the transformer projects a patch before it projects it to the width; 0 = none (JiT: 128)",
         least=0,
         needs=IN_TRANSFORMER,
+        most=MAX_WIDTH,
     )
     position_patches: int = option(
         0,
@@ -54,6 +57,7 @@ class DenoiserConfig(UNetConfig):
         "scaled to as many, the geometric mean of both sides; 0 = not scaled",
         least=0,
         needs=IN_TRANSFORMER,
+        most=MAX_WIDTH,
     )
 
     route_share: float = option(
@@ -71,6 +75,7 @@ class DenoiserConfig(UNetConfig):
         least=0,
         length=2,
         needs=ROUTED,
+        most=MAX_BLOCKS,
     )
     route_until: float = option(
         1.0,

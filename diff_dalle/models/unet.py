@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..config import Fault, InputError, faults_of, named, option, quantity, settings
+from ..config.bounds import MAX_BLOCKS, MAX_FACTOR, MAX_ROWS, MAX_SIDE, MAX_WIDTH
 from .attention import AttentionBlock
 from .dropout import number_dropouts
 from .layers import Downsample, ResBlock, Upsample, timestep_embedding, zero_init
@@ -40,28 +41,34 @@ class UNetConfig:
         least=1,
         most=MAX_SIZE,
     )
-    num_channels: int = option(128, "base channels: those of a level with multiplier 1", least=4)
+    num_channels: int = option(128, "base channels: those of a level with multiplier 1", least=4, most=MAX_WIDTH)
     num_res_blocks: int = option(
-        2, "residual blocks per level of the encoder; the decoder has one more", least=1, needs=IN_UNET
+        2, "residual blocks per level of the encoder; the decoder has one more", least=1, needs=IN_UNET, most=MAX_BLOCKS
     )
     channel_mult: tuple[float, ...] = option(
         (),
         "channel multiplier of each level, each at half the resolution of the previous one; "
         "empty = Guided-Diffusion's for image_size / patch_size",
         needs=IN_UNET,
+        most=MAX_FACTOR,
     )
     attention_resolutions: tuple[int, ...] = option(
         (16, 8),
         "feature-map resolutions with attention; a value between two levels selects the lower one. "
         "The middle block always has attention",
         needs=IN_UNET,
+        most=MAX_SIDE,
     )
-    num_heads: int = option(4, "attention heads", least=1)
+    num_heads: int = option(4, "attention heads", least=1, most=MAX_WIDTH)
     num_head_channels: int = option(
-        -1, "channels per attention head, overrides num_heads; -1 = use num_heads", least=1, besides=(-1,)
+        -1,
+        "channels per attention head, overrides num_heads; -1 = use num_heads",
+        least=1,
+        besides=(-1,),
+        most=MAX_WIDTH,
     )
     num_heads_upsample: int = option(
-        -1, "attention heads of the decoder; -1 = num_heads", least=1, besides=(-1,), needs=IN_UNET
+        -1, "attention heads of the decoder; -1 = num_heads", least=1, besides=(-1,), needs=IN_UNET, most=MAX_WIDTH
     )
     use_scale_shift_norm: bool = option(
         True,
@@ -81,7 +88,7 @@ class UNetConfig:
         "activation checkpointing: recompute activations in the backward pass to save memory",
         free=True,
     )
-    num_classes: int = option(0, "number of classes; 0 = class-unconditional", least=0)
+    num_classes: int = option(0, "number of classes; 0 = class-unconditional", least=0, most=MAX_ROWS)
     text_attention: str = option(
         "cross",
         "text conditioning: cross-attention after self-attention, or text joined to self-attention's keys and values",
@@ -89,13 +96,14 @@ class UNetConfig:
         needs=IN_UNET,
     )
     patch_size: int = option(
-        1, "patch size in pixels: space-to-depth at the input, depth-to-space at the output", least=1
+        1, "patch size in pixels: space-to-depth at the input, depth-to-space at the output", least=1, most=MAX_SIDE
     )
     output_conv: int = option(
         0,
         "channels per pixel of a last 3×3 convolution, which crosses the edges of patches, against seams; 0 = no such "
         "layer",
         least=0,
+        most=MAX_WIDTH,
     )
 
     def faults(self) -> Iterator[Fault]:

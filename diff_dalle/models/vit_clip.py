@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import Fault, InputError, named, option, settings
+from ..config.bounds import MAX_BLOCKS, MAX_ROWS, MAX_SIDE, MAX_STEPS, MAX_WIDTH
 from .layers import to_image, to_tokens
 from .norms import LayerNorm32
 from .precision import autocast_disabled
@@ -24,18 +25,22 @@ MEANS, DEVIATIONS = (122.77093945, 116.74601272, 104.09373519), (68.50053285, 66
 class VitClipConfig:
     """Classifier (noised CLIP with a vision transformer)"""
 
-    image_size: int = option(64, "image resolution in pixels; it accepts no other", least=1)
-    patch_size: int = option(4, "patch size in pixels", least=1)
-    timesteps: int = option(1000, "noising steps of its training, each with an embedding", least=1)
-    dim: int = option(512, "dimension of the joint embedding space", least=1)
-    image_width: int = option(768, "width of the image tower", least=1)
-    image_depth: int = option(12, "transformer layers of the image tower", least=1)
-    image_heads: int = option(12, "attention heads of the image tower", least=1)
-    text_width: int = option(512, "width of the text tower", least=1)
-    text_depth: int = option(12, "transformer layers of the text tower", least=1)
-    text_heads: int = option(8, "attention heads of the text tower", least=1)
-    text_length: int = option(77, "maximum caption length in tokens, start and end tokens included", least=2)
-    token_rows: int = option(65536, "embeddings of tokens, at least as many as the vocabulary has", least=1)
+    image_size: int = option(64, "image resolution in pixels; it accepts no other", least=1, most=MAX_SIDE)
+    patch_size: int = option(4, "patch size in pixels", least=1, most=MAX_SIDE)
+    timesteps: int = option(1000, "noising steps of its training, each with an embedding", least=1, most=MAX_STEPS)
+    dim: int = option(512, "dimension of the joint embedding space", least=1, most=MAX_WIDTH)
+    image_width: int = option(768, "width of the image tower", least=1, most=MAX_WIDTH)
+    image_depth: int = option(12, "transformer layers of the image tower", least=1, most=MAX_BLOCKS)
+    image_heads: int = option(12, "attention heads of the image tower", least=1, most=MAX_WIDTH)
+    text_width: int = option(512, "width of the text tower", least=1, most=MAX_WIDTH)
+    text_depth: int = option(12, "transformer layers of the text tower", least=1, most=MAX_BLOCKS)
+    text_heads: int = option(8, "attention heads of the text tower", least=1, most=MAX_WIDTH)
+    text_length: int = option(
+        77, "maximum caption length in tokens, start and end tokens included", least=2, most=MAX_WIDTH
+    )
+    token_rows: int = option(
+        65536, "embeddings of tokens, at least as many as the vocabulary has", least=1, most=MAX_ROWS
+    )
     logit_scale: float = option(100.0, "factor of the cosines", above=0)
 
     def faults(self) -> Iterator[Fault]:

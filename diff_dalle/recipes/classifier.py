@@ -10,6 +10,7 @@ from torch import nn
 
 from ..checkpoints.pixels import ClassifierSettings
 from ..config import Fault, InputError, as_flag, named, option, section, settings
+from ..config.bounds import MAX_BATCH
 from ..data.loader import DataConfig, Loader
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
@@ -90,7 +91,7 @@ class ClassifierTraining(TrainingConfig):
     """Training"""
 
     batch_size: int = option(
-        128, "samples per process and step; all processes share their negatives", free=True, least=1
+        128, "samples per process and step; all processes share their negatives", free=True, least=1, most=MAX_BATCH
     )
     keep_best: bool = option(
         True, "keep the weights with the lowest held-out loss as best.pt", free=True, needs=("val_data_dir",)

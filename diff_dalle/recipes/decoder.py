@@ -18,6 +18,7 @@ from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.pixels import DecoderSettings
 from ..checkpoints.run_folder import CheckpointSet, RunFolder, find_set, read_run
 from ..config import Fault, InputError, faults_of, named, option, section, settings, to_dict
+from ..config.bounds import MAX_SEED
 from ..data.loader import DataConfig, Loader
 from ..diffusion.augmentation import area_resize
 from ..distributed.launch import DistributedConfig
@@ -69,7 +70,7 @@ class DecoderRun:
     train: TrainSection = section(TrainSection, flags=False)
     evaluate: GeneratedMetricsConfig = section(GeneratedMetricsConfig, flags=False)
     tracker: TrackerSection = section(TrackerSection, flags=False)
-    seed: int = option(0, "seed of the data order and of all random numbers")
+    seed: int = option(0, "seed of the data order and of all random numbers", most=MAX_SEED)
     check: bool = option(
         False, "check settings and data, print what would be trained on what, with its cost, and exit", free=True
     )

@@ -17,6 +17,7 @@ from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.lora_file import ENDING, LoraAbout, base_of, read_lora, write_lora
 from ..checkpoints.model_folder import find_file
 from ..config import Fault, InputError, Section, differences, faults_of, members, named, option, present_form, settings
+from ..config.bounds import MAX_WIDTH
 from ..data.loader import Loader
 from ..data.mixed import MixedLoader
 from ..data.spec import CaptionSpec
@@ -61,7 +62,7 @@ class LoraSettings:
         "which layers are adapted: linear layers and convolutions with one of these texts in their dotted names; none "
         "= train tokens alone",
     )
-    rank: int = option(4, "rank of the changes", least=1)
+    rank: int = option(4, "rank of the changes", least=1, most=MAX_WIDTH)
     alpha: float = option(4.0, "the change of a weight is alpha / rank times up times down", above=0)
     lora_recipe: str = option(
         RECIPES[0],

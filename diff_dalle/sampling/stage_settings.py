@@ -26,6 +26,7 @@ from ..config import (
     settings,
     spelled,
 )
+from ..config.bounds import MAX_BATCH, MAX_SEED, MAX_SIDE
 from ..diffusion.guidance import FORMS, GRADIENTS, GuidanceConfig
 from ..diffusion.sampling import RESPACED_SAMPLER, SamplerConfig, with_steps
 from ..diffusion.spacing import TIME_SPACINGS
@@ -62,9 +63,10 @@ class StageSettings:
         16,
         "images per batch and process, of which guidance doubles the memory; upsamplers and stage B: none = 4",
         least=1,
+        most=MAX_BATCH,
     )
     seed: int | None = option(
-        None, "seed of this stage's noise: image i uses seed + i; none = as the first stage", least=0
+        None, "seed of this stage's noise: image i uses seed + i; none = as the first stage", least=0, most=MAX_SEED
     )
     noise_level: float = option(
         0.0,
@@ -77,8 +79,9 @@ class StageSettings:
         0,
         "width and height in pixels of overlapping tiles that the network processes one after another to save memory; "
         "0 = the whole image",
+        most=MAX_SIDE,
     )
-    tile_overlap: int = option(32, "pixels shared by neighboring tiles; none = 32", needs=("tile_size",))
+    tile_overlap: int = option(32, "pixels shared by neighboring tiles; none = 32", needs=("tile_size",), most=MAX_SIDE)
     shift: float = option(
         1.0,
         "stages B and C: α/σ is divided by this, beside the shift of training; above 1 = more steps at high noise",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import Fault, InputError, option, settings
+from ..config.bounds import MAX_SIDE, MAX_WIDTH
 from ..models.layers import to_tokens
 from ..models.precision import autocast_disabled
 from ..models.projector import Projector
@@ -44,13 +45,14 @@ class AlignmentConfig:
         above=0,
         most=1,
     )
-    alignment_width: int = option(2048, "hidden channels of the projector", needs=ON, least=1)
+    alignment_width: int = option(2048, "hidden channels of the projector", needs=ON, least=1, most=MAX_WIDTH)
     alignment_image_size: int = option(
         0,
         "shorter side in pixels that images are resized to for the encoder; 0 = that of the classifier, of DINOv2 16 "
         "patches, for a semantic encoder the images' own",
         needs=ON,
         least=0,
+        most=MAX_SIDE,
     )
     alignment_encoder: str = option(
         "", "identity that the encoder's weights must have; training records it, empty = any", needs=ON

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from ..config import Fault, InputError, Registry, faults_of, named, option, section, settings
+from ..config.bounds import MAX_BATCH, MAX_SECONDS, MAX_SEED
 from ..distributed.sharding_config import ShardingConfig
 from ..models.precision_names import PRECISIONS
 from ..randomness import check_seeds
@@ -28,14 +29,20 @@ def chosen_task(name: str | None, usual: type[Usual]) -> type[Usual]:
 class TrainingConfig:
     """Training"""
 
-    batch_size: int = option(64, "samples per process and step", free=True, least=1)
+    batch_size: int = option(64, "samples per process and step", free=True, least=1, most=MAX_BATCH)
     microbatch: int = option(
-        0, "samples per forward pass; memory depends on it, results do not; 0 = batch_size", free=True, least=0
+        0,
+        "samples per forward pass; memory depends on it, results do not; 0 = batch_size",
+        free=True,
+        least=0,
+        most=MAX_BATCH,
     )
     iterations: int = option(300_000, "total training steps, including resumed ones; 0 = no limit", free=True, least=0)
     samples: int = option(0, "total training samples, including resumed ones; 0 = no limit", free=True, least=0)
-    hours: float = option(0.0, "save and stop after this many hours of the session; 0 = no limit", free=True, least=0)
-    seed: int = option(0, "seed of the data order and of all random numbers")
+    hours: float = option(
+        0.0, "save and stop after this many hours of the session; 0 = no limit", free=True, least=0, most=MAX_SECONDS
+    )
+    seed: int = option(0, "seed of the data order and of all random numbers", most=MAX_SEED)
     task: str | None = option(
         None,
         "what computes the losses: a task of your own (--import), based on the usual one of the network; none = "
@@ -85,7 +92,12 @@ class TrainingConfig:
         1000, "steps between evaluations on val_data_dir", free=True, needs=("val_data_dir",), least=1
     )
     eval_samples: int = option(
-        1024, "maximum number of held-out samples per evaluation", free=True, needs=("val_data_dir",), least=1
+        1024,
+        "maximum number of held-out samples per evaluation",
+        free=True,
+        needs=("val_data_dir",),
+        least=1,
+        most=MAX_BATCH,
     )
     val_data_dir: tuple[str, ...] = option((), "held-out shards, as data_dir; none = no evaluation", free=True)
     keep_best: bool = option(

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..commands.serve import Limits
 from ..config import Fault, InputError, faults_of, leaves, option, settings
+from ..config.bounds import MAX_BATCH, MAX_ROWS, MAX_SEED, MAX_SIDE, MAX_STEPS
 from ..diffusion.editing import EditConfig
 from ..images.masks import INPAINTED
 from ..randomness import check_seeds
@@ -37,12 +38,12 @@ class Wish:
     model: str = option("", "name of the model; empty = the first")
     prompt: str = option("", "what the images show")
     negative_prompt: str = option("", "what guidance leads away from")
-    label: int | None = option(None, "class, for a class-conditional generator", least=0)
-    seed: int = option(0, "random seed: image i has seed + i", least=0)
-    num_images: int = option(1, "number of images", least=1)
-    width: int = option(0, "width of the images in pixels; 0 = as trained", least=0)
-    height: int = option(0, "height of the images in pixels; 0 = as trained", least=0)
-    steps: int | None = option(None, "sampling steps; null = as the checkpoint says", least=1)
+    label: int | None = option(None, "class, for a class-conditional generator", least=0, most=MAX_ROWS)
+    seed: int = option(0, "random seed: image i has seed + i", least=0, most=MAX_SEED)
+    num_images: int = option(1, "number of images", least=1, most=MAX_BATCH)
+    width: int = option(0, "width of the images in pixels; 0 = as trained", least=0, most=MAX_SIDE)
+    height: int = option(0, "height of the images in pixels; 0 = as trained", least=0, most=MAX_SIDE)
+    steps: int | None = option(None, "sampling steps; null = as the checkpoint says", least=1, most=MAX_STEPS)
     classifier_scale: float = option(0.0, "scale of the classifier's guidance; 0 = off")
     lora: tuple[str, ...] = option((), "LoRAs of the model, each as NAME or NAME:FACTOR")
     control_scale: float = option(1.0, "strength of the control image")

@@ -1,5 +1,6 @@
 """No small request costs much, and no client keeps out the others."""
 
+import contextlib
 import json
 import socket
 import time
@@ -58,6 +59,10 @@ def test_texts_are_limited_but_for_pictures():
         ({f"key{i}": 1 for i in range(5000)}, 413, "values, the limit"),
         ({"seed": 10**400}, 400, "seed"),
         ({"init_image": [[[[1]]]]}, 400, "base64"),
+        ({"prompt": "a \ud800 star"}, 400, "prompt is"),
+        ({"negative_prompt": "a \0 star"}, 400, "must not hold a NUL character"),
+        ({"model": "\ud800"}, 400, "model"),
+        ({"lora": ["\ud800"]}, 400, "lora"),
     ],
 )
 def test_strange_bodies_are_refused_in_few_words(body, status, words, service):
@@ -206,9 +211,10 @@ def test_connections_of_one_client_are_limited(service, monkeypatch):
     with serving(service, create_app(service)) as here:
         target, request = ("127.0.0.1", int(here.rpartition(":")[2])), b"GET /api/models HTTP/1.1\r\nHost: a\r\n\r\n"
         others = [socket.create_connection(target, 30, ("127.0.0.9", 0)) for _ in range(2)]
-        with socket.create_connection(target, 30, ("127.0.0.9", 0)) as place, pytest.raises(ConnectionResetError):
-            place.sendall(request)
-            place.recv(100)
+        with socket.create_connection(target, 30, ("127.0.0.9", 0)) as place:
+            with contextlib.suppress(ConnectionError):  # by when the server closes it
+                place.sendall(request)
+                assert not place.recv(100)
         with socket.create_connection(target, 30) as place:
             place.sendall(request)
             assert b"200 OK" in place.recv(10_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...config import Fault, named, option, settings
+from ...config.bounds import MAX_BLOCKS
 from ...text.trained_tokens import tokens_option
 
 STAGES = ("stage_a", "semantic", "stage_b", "stage_c", "controlnet", "lora")
@@ -33,6 +34,7 @@ class ImportConfig:
         "residual blocks that the ControlNet steers, as its training file lists them; none = as published",
         needs=("stage", "controlnet"),
         least=0,
+        most=MAX_BLOCKS,
     )
     controlnet_filter: str = option(
         "", "what makes its control, as there; none = as published", needs=("stage", "controlnet")

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...config import Fault, named, option, settings
+from ...config.bounds import MAX_SIDE
 from ...randomness import Draw
 from .contract import ControlFilter
 
@@ -28,6 +29,7 @@ class CannyParams:
         "length in pixels of the shorter side of the pictures whose edges are found; 0 = as they are",
         least=8,
         besides=(0,),
+        most=MAX_SIDE,
     )
     resize_form: str = option(
         "ratio",

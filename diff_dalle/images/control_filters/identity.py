@@ -40,7 +40,7 @@ class IdentityParams:
         "what finds faces and describes them: insightface (extra faces) or a plug-in; empty = the only plug-in that is "
         "installed, else insightface",
     )
-    max_faces: int = option(4, "most faces of a picture that count", least=1)
+    max_faces: int = option(4, "most faces of a picture that count", least=1, most=100)
     p_drop: float = option(0.05, "probability of dropping each face", least=0, most=1)
     p_full: float = option(0.3, "probability that a face that is alone fills the whole control", least=0, most=1)
 

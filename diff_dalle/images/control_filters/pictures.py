@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...config import Fault, InputError, named, option, settings
+from ...config.bounds import MAX_WIDTH
 from ...randomness import Draw
 from ..decode import IMAGE_KINDS
 from .contract import ControlFilter, Materials
@@ -31,7 +32,7 @@ class ReadyParams:
     member: str = option(
         "cond.png", "extension of the member of each sample that holds its control: depth, poses, a drawing, …"
     )
-    channels: int = option(3, "channels of the control: 3 = RGB, 1 = gray")
+    channels: int = option(3, "channels of the control: 3 = RGB, 1 = gray", most=MAX_WIDTH)
 
     def faults(self) -> Iterator[Fault]:
         if self.channels not in (1, 3):

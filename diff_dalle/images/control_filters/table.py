@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...config import Fault, InputError, Registry, faults_of, from_dict, option, settings
+from ...config.bounds import MAX_WIDTH
 from .canny import CannyFilter
 from .contract import ControlFilter, Materials
 from .identity import IdentityFilter
@@ -56,7 +57,7 @@ class ControlConfig:
     controlnet_filter_params: str = option(
         "{}", "its parameters, a mapping or its JSON text, such as {resize: 224}", nested=True
     )
-    control_channels: int = option(0, "channels of the control, which training records")
+    control_channels: int = option(0, "channels of the control, which training records", most=MAX_WIDTH)
 
     @property
     def filter_class(self) -> type[ControlFilter]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...config import option, settings
+from ...config.bounds import MAX_BLOCKS, MAX_WIDTH
 from ..latent.semantic import (
     EFFICIENTNET_CHANNELS,
     ConvBackbone,
@@ -32,8 +33,9 @@ class BackboneConfig:
         "large: channels of its residual blocks; 16 times as many before them, 5/4 as many after",
         least=4,
         multiple_of=4,
+        most=MAX_WIDTH,
     )
-    large_blocks: int = option(8, "large: residual blocks", least=0)
+    large_blocks: int = option(8, "large: residual blocks", least=0, most=MAX_BLOCKS)
     stem_padding: bool = option(
         True,
         "effnet: pad the first convolution of a control of other than 3 channels too; False = as published ControlNets",

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...batch import Conditioning
 from ...config import Fault, InputError, option, quantity, section, settings
+from ...config.bounds import MAX_BLOCKS
 from ..latent.config import LatentUnetConfig
 from ..layers import zero_init
 from .control_backbones import BACKBONES, SLOPE, BackboneConfig
@@ -24,6 +25,7 @@ class LatentControlConfig:
         "included, from 0 on",
         required=True,
         least=0,
+        most=MAX_BLOCKS,
     )
     controlnet_bottleneck_mode: str = option(
         "effnet",

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from ...batch import Conditioning
 from ...config import InputError, option, settings
+from ...config.bounds import MAX_WIDTH
 from ..generator import Generator, GeneratorConfig
 from ..layers import zero_init
 from ..transformer import TransformerTrunk
@@ -20,7 +21,7 @@ from .controlnet import ControlNet
 class UnetControlConfig:
     """ControlNet"""
 
-    hint_channels: int = option(64, "channels of the convolutions that read the control", least=1)
+    hint_channels: int = option(64, "channels of the convolutions that read the control", least=1, most=MAX_WIDTH)
 
 
 class UnetControlNet(ControlNet):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...config import Fault, InputError, named, option, quantity, section, settings
+from ...config.bounds import MAX_BLOCKS, MAX_KERNEL, MAX_SIDE, MAX_WIDTH
 from ..text_encoder import TextEncoderConfig
 
 LETTERS = {"C": "convolution", "A": "attention", "F": "feed-forward", "T": "timestep"}
@@ -20,11 +21,13 @@ class LatentTextConfig(TextEncoderConfig):
         0,
         "width of a text encoder that is trained with the network; 0 = text is encoded outside, by a frozen CLIP",
         least=0,
+        most=MAX_WIDTH,
     )
     text_length: int = option(
         77,
         "length of captions in tokens, start and end tokens included; longer ones are truncated, shorter ones padded",
         least=1,
+        most=MAX_WIDTH,
     )
 
 
@@ -32,28 +35,35 @@ class LatentTextConfig(TextEncoderConfig):
 class LatentUnetConfig:
     """Latent U-Net"""
 
-    channels: int = option(4, "channels of the latents", least=1)
+    channels: int = option(4, "channels of the latents", least=1, most=MAX_WIDTH)
     patch_size: int = option(
-        1, "patch size in latent positions: space-to-depth at the input, depth-to-space at the end", least=1
+        1,
+        "patch size in latent positions: space-to-depth at the input, depth-to-space at the end",
+        least=1,
+        most=MAX_SIDE,
     )
-    widths: tuple[int, ...] = option((320, 640), "channels of each level", least=1)
-    heads: tuple[int, ...] = option((0, 0), "attention heads of each level; 0 where there is no attention")
+    widths: tuple[int, ...] = option((320, 640), "channels of each level", least=1, most=MAX_WIDTH)
+    heads: tuple[int, ...] = option(
+        (0, 0), "attention heads of each level; 0 where there is no attention", most=MAX_WIDTH
+    )
     levels: tuple[str, ...] = option(
         ("CT", "CT"),
         "what one block of each level consists of: C convolution, T timestep, A attention, F feed-forward",
     )
-    down_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way down", least=1)
-    up_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way up, deepest level first", least=1)
+    down_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way down", least=1, most=MAX_BLOCKS)
+    up_blocks: tuple[int, ...] = option(
+        (2, 2), "blocks of each level on the way up, deepest level first", least=1, most=MAX_BLOCKS
+    )
     down_repeats: tuple[int, ...] = option(
-        (1, 1), "passes through each level on the way down, with the same weights", least=1
+        (1, 1), "passes through each level on the way down, with the same weights", least=1, most=MAX_BLOCKS
     )
     up_repeats: tuple[int, ...] = option(
-        (1, 1), "passes through each level on the way up, deepest level first", least=1
+        (1, 1), "passes through each level on the way up, deepest level first", least=1, most=MAX_BLOCKS
     )
     dropout: tuple[float, ...] = option(
         (0.0, 0.0), "dropout rate in the blocks C and F of each level", least=0, below=1
     )
-    kernel_size: int = option(3, "kernel size of the depthwise convolutions; odd")
+    kernel_size: int = option(3, "kernel size of the depthwise convolutions; odd", most=MAX_KERNEL)
     coordinates: bool = option(
         False,
         "give the input layer the position of each patch too, x and y from -1 to 1 (Liu et al. 2018): a network of few "
@@ -62,15 +72,23 @@ class LatentUnetConfig:
     text_modulation: bool = option(
         False, "pooled text scales and shifts the channels in the blocks T too: a small network learns captions sooner"
     )
-    cond_width: int = option(1280, "width of the condition tokens", least=1)
-    vector_tokens: int = option(4, "condition tokens made from each vector: pooled text, image embedding", least=1)
-    time_width: int = option(64, "width of the embeddings of the noise condition and of each micro-condition", least=2)
+    cond_width: int = option(1280, "width of the condition tokens", least=1, most=MAX_WIDTH)
+    vector_tokens: int = option(
+        4, "condition tokens made from each vector: pooled text, image embedding", least=1, most=MAX_WIDTH
+    )
+    time_width: int = option(
+        64, "width of the embeddings of the noise condition and of each micro-condition", least=2, most=MAX_WIDTH
+    )
     micro_conditions: tuple[str, ...] = option(
         (), "numbers in [0, 1] that condition the network besides the noise, by name; one that is not given is 0"
     )
     text: LatentTextConfig = section(LatentTextConfig)
     pooled_width: int = option(
-        1280, "width of the pooled text from outside; 0 = not conditioned on it", needs=("enc_attn_dim", "0"), least=0
+        1280,
+        "width of the pooled text from outside; 0 = not conditioned on it",
+        needs=("enc_attn_dim", "0"),
+        least=0,
+        most=MAX_WIDTH,
     )
     use_checkpoint: bool = option(
         False, "activation checkpointing: recompute activations in the backward pass to save memory", free=True

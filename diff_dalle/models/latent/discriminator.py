@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...config import InputError, named, option, settings
+from ...config.bounds import MAX_BLOCKS, MAX_WIDTH
 from ..precision import autocast_disabled
 
 STARTING_ITERATIONS = 15  # of the power method at initialization
@@ -17,9 +18,13 @@ LEAK = 0.2  # slope of the leaky ReLUs
 class DiscriminatorConfig:
     """Discriminator"""
 
-    discriminator_depth: int = option(6, "convolutions; each halves the resolution", least=1)
+    discriminator_depth: int = option(6, "convolutions; each halves the resolution", least=1, most=MAX_BLOCKS)
     discriminator_width: int = option(
-        512, "channels of the last convolutions; the first have 1/8, 1/4 and 1/2 of them", least=8, multiple_of=8
+        512,
+        "channels of the last convolutions; the first have 1/8, 1/4 and 1/2 of them",
+        least=8,
+        multiple_of=8,
+        most=MAX_WIDTH,
     )
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...config import Fault, InputError, named, option, settings
+from ...config.bounds import MAX_BLOCKS, MAX_SIDE, MAX_WIDTH
 from .blocks import ChannelNorm, Context, ConvBlock, Transition, xavier
 from .previewer import Previewer
 from .running_norm import RunningNorm
@@ -31,17 +32,24 @@ class SemanticConfig:
         "which are not trained",
         choices=BACKBONES,
     )
-    stride: int = option(32, "pixels per position of the latents: 8, 16 or 32; efficientnet_v2_s: 32")
-    semantic_channels: int = option(16, "channels of the latents", least=1)
+    stride: int = option(32, "pixels per position of the latents: 8, 16 or 32; efficientnet_v2_s: 32", most=MAX_SIDE)
+    semantic_channels: int = option(16, "channels of the latents", least=1, most=MAX_WIDTH)
     encoder_width: int = option(
         96,
         "channels of the encoder's first level; each further one has twice as many",
         needs=("backbone", "conv"),
         least=1,
+        most=MAX_WIDTH,
     )
-    encoder_blocks: int = option(3, "blocks of each level of the encoder", needs=("backbone", "conv"), least=1)
+    encoder_blocks: int = option(
+        3, "blocks of each level of the encoder", needs=("backbone", "conv"), least=1, most=MAX_BLOCKS
+    )
     previewer_width: int = option(
-        512, "channels of the previewer at the latents' resolution; a multiple of 4", least=4, multiple_of=4
+        512,
+        "channels of the previewer at the latents' resolution; a multiple of 4",
+        least=4,
+        multiple_of=4,
+        most=MAX_WIDTH,
     )
     use_checkpoint: bool = option(
         False,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...config import Fault, InputError, named, option, settings
+from ...config.bounds import MAX_BLOCKS, MAX_ROWS, MAX_WIDTH
 from ..layers import Linear, recompute, to_image, to_tokens
 from ..precision import autocast_disabled
 from .blocks import ChannelNorm, xavier
@@ -21,11 +22,11 @@ from .running_norm import RunningNorm
 class StageAConfig:
     """Stage A"""
 
-    levels: int = option(2, "levels; the latents have 1 / 2^levels of the resolution", least=1)
-    width: int = option(384, "channels of the deepest level; half as many in each level above", least=1)
-    bottleneck_blocks: int = option(12, "residual blocks at the decoder's deepest level", least=1)
-    latent_channels: int = option(4, "channels of the latents", least=1)
-    codebook_size: int = option(8192, "entries of the codebook", least=1)
+    levels: int = option(2, "levels; the latents have 1 / 2^levels of the resolution", least=1, most=14)
+    width: int = option(384, "channels of the deepest level; half as many in each level above", least=1, most=MAX_WIDTH)
+    bottleneck_blocks: int = option(12, "residual blocks at the decoder's deepest level", least=1, most=MAX_BLOCKS)
+    latent_channels: int = option(4, "channels of the latents", least=1, most=MAX_WIDTH)
+    codebook_size: int = option(8192, "entries of the codebook", least=1, most=MAX_ROWS)
     scale_factor: float = option(
         0.43,
         "initial factor by which latents are divided; the end of training sets it so that they have variance 1",
@@ -36,8 +37,8 @@ class StageAConfig:
     )
 
     def faults(self) -> Iterator[Fault]:
-        if self.width % 2 ** (self.levels - 1):
-            yield Fault.of(self, "width", f"must be a multiple of {2 ** (self.levels - 1)} ({named('levels')})")
+        if (self.width & -self.width).bit_length() < self.levels:  # factors of 2
+            yield Fault.of(self, "width", f"must be a multiple of 2^{self.levels - 1} ({named('levels')})")
 
     @property
     def stride(self) -> int:

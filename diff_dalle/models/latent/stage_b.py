@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...batch import Conditioning
 from ...config import InputError, option, settings
+from ...config.bounds import MAX_WIDTH
 from .blocks import resized_to
 from .conditions import MapCondition, checked_map
 from .config import LatentUnetConfig, redefined
@@ -19,7 +20,10 @@ class StageBConfig(LatentUnetConfig):
 
     patch_size: int = redefined("patch_size", 2)
     widths: tuple[int, ...] = option(
-        (320, 640, 1280, 1280), "channels of each level, each at half the resolution of the previous one", least=1
+        (320, 640, 1280, 1280),
+        "channels of each level, each at half the resolution of the previous one",
+        least=1,
+        most=MAX_WIDTH,
     )
     heads: tuple[int, ...] = redefined("heads", (0, 0, 20, 20))
     levels: tuple[str, ...] = redefined("levels", ("CT", "CT", "CTA", "CTA"))
@@ -29,9 +33,9 @@ class StageBConfig(LatentUnetConfig):
     up_repeats: tuple[int, ...] = redefined("up_repeats", (3, 3, 2, 2))
     dropout: tuple[float, ...] = redefined("dropout", (0.0, 0.0, 0.1, 0.1))
     micro_conditions: tuple[str, ...] = redefined("micro_conditions", ("sca",))
-    semantic_channels: int = option(16, "channels of the semantic map", least=1)
+    semantic_channels: int = option(16, "channels of the semantic map", least=1, most=MAX_WIDTH)
     pixel_channels: int = option(
-        3, "channels of a picture to upsample, black where none is given; 0 = takes none", least=0
+        3, "channels of a picture to upsample, black where none is given; 0 = takes none", least=0, most=MAX_WIDTH
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...config import Fault, option, quantity, settings
+from ...config.bounds import MAX_WIDTH
 from .config import LatentTextConfig, LatentUnetConfig, redefined
 from .unet import LatentUnet
 
@@ -13,7 +14,7 @@ from .unet import LatentUnet
 class StageCConfig(LatentUnetConfig):
     """Stage C"""
 
-    channels: int = option(16, "channels of the semantic latents", least=1)
+    channels: int = option(16, "channels of the semantic latents", least=1, most=MAX_WIDTH)
     widths: tuple[int, ...] = redefined("widths", (2048, 2048))
     heads: tuple[int, ...] = redefined("heads", (32, 32))
     levels: tuple[str, ...] = redefined("levels", ("CTA", "CTA"))
@@ -26,9 +27,13 @@ class StageCConfig(LatentUnetConfig):
     cond_width: int = redefined("cond_width", 2048)
     micro_conditions: tuple[str, ...] = redefined("micro_conditions", ("sca", "crp"))
     text_width: int = option(
-        1280, "width of the text states from outside; 0 = not conditioned on them", needs=("enc_attn_dim", "0"), least=0
+        1280,
+        "width of the text states from outside; 0 = not conditioned on them",
+        needs=("enc_attn_dim", "0"),
+        least=0,
+        most=MAX_WIDTH,
     )
-    image_width: int = option(768, "width of the image embedding; 0 = not conditioned on it", least=0)
+    image_width: int = option(768, "width of the image embedding; 0 = not conditioned on it", least=0, most=MAX_WIDTH)
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()

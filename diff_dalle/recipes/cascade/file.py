@@ -14,6 +14,7 @@ from ... import storage
 from ...checkpoints.kinds import find_kind
 from ...checkpoints.safetensors import WEIGHTS, write_weights_file
 from ...config import Fault, InputError, faults_of, leaves, named, option, section, settings, spelled, to_dict
+from ...config.bounds import MAX_BATCH, MAX_SIDE
 from ...data.aspect_buckets import AspectConfig
 from ...data.filters import filters_option
 from ...data.loader import DataConfig
@@ -74,12 +75,23 @@ class CascadeRun:
     warmup_updates: int = option(
         1, "linear warm-up of the learning rate, in updates", required=True, free=True, least=0
     )
-    batch_size: int = option(256, "samples per update, of all processes together", required=True, free=True, least=1)
+    batch_size: int = option(
+        256, "samples per update, of all processes together", required=True, free=True, least=1, most=MAX_BATCH
+    )
     grad_accum_steps: int = option(
-        1, "forward passes per update; memory depends on it, results do not", required=True, free=True, least=1
+        1,
+        "forward passes per update; memory depends on it, results do not",
+        required=True,
+        free=True,
+        least=1,
+        most=MAX_BATCH,
     )
     image_size: int = option(
-        768, "width and height in pixels of training images, or of a square with as many", required=True, least=1
+        768,
+        "width and height in pixels of training images, or of a square with as many",
+        required=True,
+        least=1,
+        most=MAX_SIDE,
     )
     multi_aspect_ratio: tuple[str, ...] | None = option(
         None, "width / height of training images, such as 1/1,2/3; none = squares"
@@ -135,6 +147,8 @@ class CascadeRun:
         return completed
 
     def faults(self) -> Iterator[Fault]:
+        if self.experiment_id in (".", "..") or not {*"/\\"}.isdisjoint(self.experiment_id):
+            yield Fault.of(self, "experiment_id", "must be the name of one folder")
         if self.loop.lr_anneal and self.warmup_updates >= self.updates:
             rule = f"with {named('loop.lr_anneal')} must be below {named('updates')} ({self.updates})"
             yield Fault.of(self, "warmup_updates", rule)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...config import Fault, faults_of, option, settings
+from ...config.bounds import MAX_BATCH, MAX_PROCESSES, MAX_SECONDS, MAX_SEED, MAX_SIDE
 from ...data.settings import workers_option
 from ...diffusion.preview_config import preview_share_option
 from ...randomness import check_seeds
@@ -43,7 +44,9 @@ class DataSection:
     """Data"""
 
     val_path: tuple[str, ...] = option((), "held-out shards, as webdataset_path; none = no evaluation", free=True)
-    bucket_factor: int = option(32, "with multi_aspect_ratio: both sides of images are multiples of this, in pixels")
+    bucket_factor: int = option(
+        32, "with multi_aspect_ratio: both sides of images are multiples of this, in pixels", most=MAX_SIDE
+    )
     bucket_distance: str = option(
         "linear",
         "how far two ratios are apart: by their difference, or by that of their logarithms, which treats both "
@@ -67,7 +70,9 @@ class DataSection:
         0.02, "maximum fraction of broken samples, which are replaced; the run stops above it", free=True
     )
     streams: int = option(
-        0, "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the nodes"
+        0,
+        "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the nodes",
+        most=MAX_PROCESSES,
     )
     num_workers: int | None = workers_option()
     index_cache: str = option("", "folder for the index of the shards; empty = beside the shards", free=True)
@@ -78,7 +83,7 @@ class DataSection:
 class LoopSection:
     """Loop"""
 
-    seed: int = option(0, "seed of the data order and of all random numbers")
+    seed: int = option(0, "seed of the data order and of all random numbers", most=MAX_SEED)
     weight_decay: float = option(0.01, "decoupled weight decay of linear and convolution weights", free=True)
     adam_beta2: float = option(0.999, "AdamW beta2, decay of the second moment", free=True)
     lr_anneal: str | None = option(
@@ -88,7 +93,9 @@ class LoopSection:
         free=True,
     )
     grad_clip: float = option(1.0, "maximum gradient norm; 0 = no clipping", free=True)
-    hours: float = option(0.0, "save and stop after this many hours of the session; 0 = no limit", free=True)
+    hours: float = option(
+        0.0, "save and stop after this many hours of the session; 0 = no limit", free=True, most=MAX_SECONDS
+    )
     compile: bool | None = option(
         None, "compile the network's blocks with torch.compile; auto = on CUDA, if Triton is there", free=True
     )
@@ -97,13 +104,20 @@ class LoopSection:
         1000, "updates between evaluations on val_path", free=True, needs=("val_path",), least=1
     )
     eval_samples: int = option(
-        1024, "maximum number of held-out samples per evaluation", free=True, needs=("val_path",), least=1
+        1024,
+        "maximum number of held-out samples per evaluation",
+        free=True,
+        needs=("val_path",),
+        least=1,
+        most=MAX_BATCH,
     )
     keep_best: bool = option(
         False, "keep the weights with the lowest held-out loss as best.pt", free=True, needs=("val_path",)
     )
     keep_checkpoints: int = option(2, "number of latest checkpoints to keep beside backups; 0 = all", free=True)
-    preview_samples: int = option(8, "images that are shown at every save_every; 0 = none", free=True, least=0)
+    preview_samples: int = option(
+        8, "images that are shown at every save_every; 0 = none", free=True, least=0, most=MAX_BATCH
+    )
     preview_share: float | None = preview_share_option()
     resume_checkpoint: str = option(
         "", "checkpoint file of another run to start from: its weights, optimizer, averages and step", free=True

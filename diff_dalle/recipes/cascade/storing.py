@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...config import Fault, InputError, named, option, settings
+from ...config.bounds import MAX_BATCH
 from ...data.captions import is_drawn
 from ...data.collection import Raw
 from ...data.loader import Loader
@@ -43,7 +44,7 @@ class LatentsConfig:
         choices=NAMES,
     )
     dtype: str = option(DTYPE, "type of the files' numbers", choices=("float16", "float32"))
-    batch_size: int = option(EmbeddingsConfig.batch_size, "samples that are encoded at once", least=1)
+    batch_size: int = option(EmbeddingsConfig.batch_size, "samples that are encoded at once", least=1, most=MAX_BATCH)
 
     def faults(self) -> Iterator[Fault]:
         if not self.run:

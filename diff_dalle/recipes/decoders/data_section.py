@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ...config import Fault, faults_of, named, option, section, settings
+from ...config.bounds import MAX_BATCH, MAX_PROCESSES
 from ...data.captions import caption_option
 from ...data.sources import ShardRange, divide
 from ...images.preprocessing import TransformConfig
@@ -56,19 +57,21 @@ class DataSection:
         0,
         "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the nodes",
         least=0,
+        most=MAX_PROCESSES,
     )
     num_workers: int = option(
-        4, "data workers per training process; 0 = load in the training process", free=True, least=0
+        4, "data workers per training process; 0 = load in the training process", free=True, least=0, most=MAX_PROCESSES
     )
-    batch_size: int = option(64, "samples per process and step", free=True, least=1)
+    batch_size: int = option(64, "samples per process and step", free=True, least=1, most=MAX_BATCH)
     start_shard: int = option(0, "number of the first shard", free=True)
     end_shard: int = option(9_999_999, "number of the last shard; may lie beyond those that exist", free=True)
-    shard_width: int = option(6, "digits of a shard's number, padded with zeros", free=True)
+    shard_width: int = option(6, "digits of a shard's number, padded with zeros", free=True, least=0, most=20)
     index_width: int | None = option(
         None,
         f"last characters of a sample's key that number its row in the .npy files, 0 = rows in the order of the shard; "
         f"none = as their folder records, else {INDEX_WIDTH}",
         least=0,
+        most=20,
     )
     splits: SplitsConfig = section(SplitsConfig)
     shuffle_train: bool = option(True, "new order of shards and samples in each epoch")

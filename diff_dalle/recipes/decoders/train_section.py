@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypeVar
 
 from ...config import Fault, named, option, settings
+from ...config.bounds import MAX_BATCH, MAX_SECONDS
 from ...diffusion.preview_config import preview_share_option
 from ...models.precision_names import PRECISIONS
 from ...training.optim_config import OptimConfig
@@ -53,7 +54,7 @@ class TrainSection:
     save_every_n_samples: int = option(
         100_000, "samples between checkpoints, each with a grid of samples", free=True, least=1
     )
-    n_sample_images: int = option(6, "images in a grid of samples; 0 = no grids", free=True, least=0)
+    n_sample_images: int = option(6, "images in a grid of samples; 0 = no grids", free=True, least=0, most=MAX_BATCH)
     preview_share: float | None = preview_share_option()
     cond_scale: tuple[tuple[float, ...], ...] = option(
         ((1.0,),),
@@ -80,12 +81,18 @@ class TrainSection:
     amp: bool | None = option(None, "half precision: true = bf16, or fp16 on older GPUs, false = fp32", free=True)
     precision: str = option("auto", "arithmetic; auto = what amp says, else bf16 where supported", choices=PRECISIONS)
     max_batch_size: int | None = option(
-        None, "samples per forward pass; memory depends on it, results do not; none = batch_size", free=True, least=1
+        None,
+        "samples per forward pass; memory depends on it, results do not; none = batch_size",
+        free=True,
+        least=1,
+        most=MAX_BATCH,
     )
     compile: bool | None = option(
         None, "compile the U-Nets' blocks with torch.compile; auto = on CUDA, if Triton is there", free=True
     )
-    hours: float = option(0.0, "save and stop after this many hours; 0 = no limit", free=True, least=0)
+    hours: float = option(
+        0.0, "save and stop after this many hours; 0 = no limit", free=True, least=0, most=MAX_SECONDS
+    )
     log_interval: int = option(10, "steps between log lines", free=True, least=1)
     keep_checkpoints: int = option(
         3, "number of latest checkpoints to keep in tracker.data_path; 0 = all", free=True, least=0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ...config import Fault, named, option, settings, shown
+from ...config.bounds import MAX_BATCH, MAX_PROCESSES
 from .cost import NetworkCost
 
 
@@ -92,14 +93,16 @@ class PlanConfig:
     """What to plan for"""
 
     gpu: str = option("h100", "kind of GPU", choices=GPUS)
-    gpus: int = option(8, "number of GPUs", least=1)
-    gpus_per_node: int = option(8, "GPUs of a machine", least=1)
+    gpus: int = option(8, "number of GPUs", least=1, most=MAX_PROCESSES)
+    gpus_per_node: int = option(8, "GPUs of a machine", least=1, most=MAX_PROCESSES)
     gpu_memory: float = option(0.0, "memory of a GPU in GiB; 0 = that of its kind", least=0)
     reserve: float = option(0.1, "share of the memory for CUDA, its libraries and fragmentation", least=0, below=1)
     frozen_memory: float = option(
         0.0, "GiB a GPU for networks that are not trained, such as a CLIP of captions", least=0
     )
-    global_batch: int = option(0, "images per step of all GPUs together; 0 = batch_size × gpus", least=0)
+    global_batch: int = option(
+        0, "images per step of all GPUs together; 0 = batch_size × gpus", least=0, most=MAX_BATCH
+    )
     images: float = option(0.0, "number of images in the data; 0 = not known", least=0)
     sample_kb: float = option(60.0, "kilobytes of an image with its caption in the shards", above=0)
     shard_mb: float = option(250.0, "megabytes of a shard", above=0)

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from ... import storage
 from ...config import InputError, load_mapping, option, settings
+from ...config.bounds import MAX_SEED, MAX_SIDE
 from ...data.collection import collect
 from ...data.shard_table import IMAGE
 from ...data.shards import ShardFiles
@@ -28,7 +29,7 @@ SPLITS = ("train", "names", "combinations")
 class EmojiConfig:
     """Emoji world"""
 
-    image_size: int = option(32, "image width and height in pixels", least=8)
+    image_size: int = option(32, "image width and height in pixels", least=8, most=MAX_SIDE)
     held_out: float = option(0.05, "fraction of emoji held out by name: the split names", above=0, most=0.3)
     held_out_combinations: float = option(
         0.08,
@@ -38,7 +39,7 @@ class EmojiConfig:
         most=0.3,
     )
     samples_per_shard: int = option(1024, "captioned images per shard", least=1)
-    seed: int = option(0, "random seed of what is held out")
+    seed: int = option(0, "random seed of what is held out", most=MAX_SEED)
 
 
 def split_emoji(config: EmojiConfig, emoji: Sequence[Emoji]) -> dict[str, list[Emoji]]:

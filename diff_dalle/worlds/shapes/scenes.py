@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...config import Fault, named, nearest, option, settings
+from ...config.bounds import MAX_SEED, MAX_SIDE
 from ...data.aspect_buckets import parse_ratio
 from ...randomness import random_uniform
 
@@ -94,14 +95,16 @@ class Scene:
 class ShapesConfig:
     """Shapes world"""
 
-    image_size: int = option(32, "image width and height in pixels, or those of a square with as many pixels")
+    image_size: int = option(
+        32, "image width and height in pixels, or those of a square with as many pixels", most=MAX_SIDE
+    )
     aspect_ratios: tuple[str, ...] = option(
         ("1/1",), "width / height of images, such as 1/1,2/1: each has one of them, one given twice twice as often"
     )
     train_samples: int = option(16384, "captioned images in the training split", least=1)
     val_samples: int = option(512, "captioned images in the validation split, of different scenes", least=0)
     samples_per_shard: int = option(1024, "captioned images per shard", least=1)
-    seed: int = option(0, "random seed; image i is a function of (seed, i)")
+    seed: int = option(0, "random seed; image i is a function of (seed, i)", most=MAX_SEED)
     shapes: tuple[str, ...] = option(SHAPES[:4], "shapes", SHAPES)
     new_tokens: tuple[str, ...] = option(
         (), "shapes that captions name in brackets, such as [star], as tokens that a LoRA adds"
