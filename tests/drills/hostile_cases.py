@@ -18,7 +18,12 @@ CASES = {
     "index tables": 4_000,
     "index summaries": 2_000,
     "checkpoints": 2_000,
+    "weights": 2_000,
+    "LoRAs": 4_000,
+    "ControlNets": 2_000,
     "run.json": 1_500,
     "configurations": 1_500,
+    "decoder files": 1_000,
+    "cascade files": 1_000,
     "structures (hypothesis)": 1_000,
 }

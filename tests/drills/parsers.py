@@ -9,13 +9,15 @@ import json
 import random
 import tarfile
 import zlib
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cascade_file_making
+import decoder_file_making
 import numpy as np
 import torch
+import yaml
 from PIL import Image
 from shard_making import encoded, npy_bytes, tar_bytes
 
@@ -24,6 +26,7 @@ from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.run_folder import RECORD, RunFolder, read_run
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sources import read_config
+from diff_dalle.commands.training_kinds import parse_cascade
 from diff_dalle.config import from_dict, to_dict
 from diff_dalle.data.arrays import read_embedding
 from diff_dalle.data.captions import read_caption
@@ -35,36 +38,16 @@ from diff_dalle.data.tar import read_members
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.images.decode import BrokenSample, decode_image, image_size
 from diff_dalle.images.files import read_mask
+from diff_dalle.recipes.decoder import DecoderRun
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.text.vocabulary import OWN_HEADER, read_vocabulary
 
+from . import weight_files
+from .cases import Make, from_file, json_cases, mixed
 from .contract import Skipped
 from .mutations import as_json, damaged, distorted
 
-Case = Callable[[random.Random], bytes]
 SIDE, WIDTH, MAX_PIXELS = 24, 8, 1 << 20
-# (folder) → (a function that makes a hostile file, a function that reads it)
-Make = Callable[[Path], tuple[Case, Callable[[bytes], Any]]]
-
-
-def _from_file(path: Path, read: Callable[[str], Any]) -> Callable[[bytes], Any]:
-    """A reader of bytes that go through a file."""
-
-    def reader(data: bytes) -> Any:
-        path.unlink(missing_ok=True)  # another file each time: an earlier one may still be mapped into memory
-        path.write_bytes(data)
-        return read(str(path))
-
-    return reader
-
-
-def _mixed(*cases: Case) -> Case:
-    return lambda chance: chance.choice(cases)(chance)
-
-
-def _json(seeds: Sequence[bytes], *values: Any) -> Case:
-    """Damaged texts, and distorted values."""
-    return _mixed(partial(damaged, seeds), lambda chance: as_json(distorted(chance.choice(values), chance)))
 
 
 # --------------------------------------------------------------------------------------------------- images, captions
@@ -95,7 +78,7 @@ def _fixed_png(data: bytes) -> bytes:
 def _images(folder: Path):
     seeds = _pictures()
     pngs = [data for data in seeds if data.startswith(b"\x89PNG")]
-    case = _mixed(partial(damaged, seeds), lambda chance: _fixed_png(damaged(pngs, chance)))
+    case = mixed(partial(damaged, seeds), lambda chance: _fixed_png(damaged(pngs, chance)))
     covers = (None, (8, 8))
 
     def read(data: bytes) -> None:
@@ -107,7 +90,7 @@ def _images(folder: Path):
 
 
 def _masks(folder: Path):
-    return partial(damaged, _pictures()), _from_file(folder / "mask.png", read_mask)
+    return partial(damaged, _pictures()), from_file(folder / "mask.png", read_mask)
 
 
 def _captions(folder: Path):
@@ -121,7 +104,7 @@ def _captions(folder: Path):
         verdicts(asked, data)
         read_caption(data, fields[len(data) % 4], chance=lambda: 0.0)
 
-    return _json(seeds, record), read
+    return json_cases(seeds, record), read
 
 
 FILTERS = (
@@ -176,7 +159,7 @@ def _fixed_tar(data: bytes) -> bytes:
 def _tars(folder: Path):
     forms = ((tarfile.USTAR_FORMAT, "0001"), (tarfile.GNU_FORMAT, "0" * 200), (tarfile.PAX_FORMAT, "é" * 120))
     seeds = [_tar(form, name) for form, name in forms]
-    case = _mixed(partial(damaged, seeds), lambda chance: _fixed_tar(damaged(seeds, chance)))
+    case = mixed(partial(damaged, seeds), lambda chance: _fixed_tar(damaged(seeds, chance)))
 
     def read(data: bytes) -> None:
         members, _ = read_members(lambda offset, size: data[offset : offset + size], len(data))
@@ -222,7 +205,7 @@ def _tables(folder: Path):
             found[1].spans(["txt"])
             load_column(str(path), found[0], np.uint8)
 
-    return _mixed(partial(damaged, [whole]), rebuilt), read
+    return mixed(partial(damaged, [whole]), rebuilt), read
 
 
 def _summaries(folder: Path):
@@ -235,7 +218,7 @@ def _summaries(folder: Path):
         (entry,) = index_shards([str(shards / "0001.tar")], ShardFiles())
         assert entry.summary.samples == 1, "an index is believed that contradicts its shard"
 
-    return _json([whole], json.loads(whole)), read
+    return json_cases([whole], json.loads(whole)), read
 
 
 # ------------------------------------------------------------------------------------ checkpoints, runs, configurations
@@ -270,8 +253,8 @@ def _checkpoints(folder: Path):
         torch.save(changed, buffer)
         return buffer.getvalue()
 
-    read = _from_file(path, lambda name: open_network(name, "generator"))
-    return _mixed(partial(damaged, [whole]), rebuilt, rebuilt), read
+    read = from_file(path, lambda name: open_network(name, "generator"))
+    return mixed(partial(damaged, [whole]), rebuilt, rebuilt), read
 
 
 def _records(folder: Path):
@@ -285,7 +268,7 @@ def _records(folder: Path):
         (folder / RECORD).write_bytes(data)
         read_run(str(folder))
 
-    return _json([whole], json.loads(whole)), read
+    return json_cases([whole], json.loads(whole)), read
 
 
 def _configs(folder: Path):
@@ -293,7 +276,20 @@ def _configs(folder: Path):
     value = {"kind": "generator", **{name: to_dict(run)[name] for name in ("model", "optim", "training")}}
     small = {"lr": 1e-4, "channel_mult": [1, 2], "optim": {"ema_rate": [0.9]}, "data": {"data_dir": ["a", "b"]}}
     seeds = [as_json(small), b"lr: 1e-4\nchannel_mult: [1, 2]\noptim:\n  ema_rate: 0.9\nhours: 1.5\n"]
-    return _json(seeds, value, small), _from_file(folder / "config.yaml", _read_config)
+    return json_cases(seeds, value, small), from_file(folder / "config.yaml", _read_config)
+
+
+def _decoder_files(folder: Path):
+    value = decoder_file_making.changed(("data.webdataset_base_url", f"{folder}/{{}}.tar"))
+    return json_cases([as_json(value)], value), from_file(
+        folder / "decoder.json", lambda path: parse(DecoderRun, ["--config_file", path])
+    )
+
+
+def _cascade_files(folder: Path):
+    value = cascade_file_making.content("stage_a", folder, str(folder))
+    seeds = [yaml.safe_dump(value).encode()]
+    return json_cases(seeds, value), from_file(folder / "cascade.yaml", lambda path: parse_cascade([path]))
 
 
 def _structures(folder: Path):
@@ -331,7 +327,7 @@ def _structures(folder: Path):
             refill(chance)
         return ready.pop()
 
-    return case, _from_file(folder / "config.yaml", _read_config)
+    return case, from_file(folder / "config.yaml", _read_config)
 
 
 def _read_config(path: str) -> None:
@@ -341,7 +337,7 @@ def _read_config(path: str) -> None:
 def _vocabularies(folder: Path):
     text = MERGES.encode()
     seeds = [text, text + b"\n", gzip.compress(text, mtime=0)]
-    return partial(damaged, seeds), _from_file(folder / "merges.txt", read_vocabulary)
+    return partial(damaged, seeds), from_file(folder / "merges.txt", read_vocabulary)
 
 
 PARSERS: dict[str, Make] = {
@@ -355,7 +351,12 @@ PARSERS: dict[str, Make] = {
     "index tables": _tables,
     "index summaries": _summaries,
     "checkpoints": _checkpoints,
+    "weights": weight_files.weights,
+    "LoRAs": weight_files.loras,
+    "ControlNets": weight_files.controlnets,
     "run.json": _records,
     "configurations": _configs,
+    "decoder files": _decoder_files,
+    "cascade files": _cascade_files,
     "structures (hypothesis)": _structures,
 }

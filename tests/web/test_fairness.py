@@ -211,10 +211,10 @@ def test_connections_of_one_client_are_limited(service, monkeypatch):
     with serving(service, create_app(service)) as here:
         target, request = ("127.0.0.1", int(here.rpartition(":")[2])), b"GET /api/models HTTP/1.1\r\nHost: a\r\n\r\n"
         others = [socket.create_connection(target, 30, ("127.0.0.9", 0)) for _ in range(2)]
-        with socket.create_connection(target, 30, ("127.0.0.9", 0)) as place:
-            with contextlib.suppress(ConnectionError):  # by when the server closes it
-                place.sendall(request)
-                assert not place.recv(100)
+        another = socket.create_connection(target, 30, ("127.0.0.9", 0))
+        with another as place, contextlib.suppress(ConnectionError):  # by when the server closes it
+            place.sendall(request)
+            assert not place.recv(100)
         with socket.create_connection(target, 30) as place:
             place.sendall(request)
             assert b"200 OK" in place.recv(10_000)
