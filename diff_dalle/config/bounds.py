@@ -53,8 +53,9 @@ class Bounds:
             "below": self.below,
             "a multiple of": self.multiple_of,
         }
-        bounds = " and ".join(f"{words} {_number(bound)}" for words, bound in said.items() if bound is not None)
-        return bounds and f"must be {bounds}" + "".join(f", or {value:g}" for value in self.besides)
+        *bounds, last = [f"{words} {_number(bound)}" for words, bound in said.items() if bound is not None] or [""]
+        both = " and ".join([", ".join(bounds), last] if bounds else [last])
+        return both and f"must be {both}" + "".join(f", or {value:g}" for value in self.besides)
 
     def of_list(self, values: tuple[Any, ...]) -> Iterator[str]:
         """The rules that a list breaks as a whole."""
@@ -101,4 +102,4 @@ def _of_text(text: str) -> Iterator[str]:
 
 
 def _number(bound: float) -> str:
-    return f"{bound:g}" if abs(bound) < MAX_BATCH else f"{bound:,.0f}"
+    return f"{bound:g}" if abs(bound) < 10_000 else f"{bound:,.0f}"

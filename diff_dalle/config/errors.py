@@ -6,6 +6,7 @@ Messages are shown, logged and sent to services, so ``redact`` removes the secre
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ _RULES = tuple(
 )
 
 
+@functools.lru_cache(64)  # a busy server refuses many requests with the same sentence
 def redact(text: str) -> str:
     """``text`` with ``***`` for its secrets: queries of URLs, ``user:password@``, headers and passwords in commands,
     values of variables such as AWS_SECRET_ACCESS_KEY. Other text, and text that is redacted already, stays as it is."""

@@ -42,7 +42,6 @@ VISIT_SECONDS = 3600  # after which what a visitor has is forgotten
 CSS = """
 .images img { image-rendering: pixelated; }
 .images .grid-wrap { min-height: 8em; padding-top: 2.4em; }
-.images .empty { min-height: 8em; }
 .status { min-height: 3.2em; }
 .cm-gutters { display: none !important; }
 """
@@ -172,7 +171,7 @@ def build_page(service: Service) -> Any:
             with gr.Column(scale=3, min_width=320):
                 progress = gr.HTML(status("Ready"), elem_classes="status")
                 images = _gallery(gr, "Images", 2)
-                stages = _gallery(gr, "Images of the earlier stages", 4, visible=len(first.kinds) > 1)
+                stages = _gallery(gr, "Images of the earlier stages", 4)
         with gr.Row():  # on a phone below the images
             with gr.Column(scale=2, min_width=320):
                 with gr.Accordion("Settings", open=False):
@@ -232,19 +231,22 @@ def build_page(service: Service) -> Any:
                     shown: dict[Any, Any] = {progress: state_text(now, wish.num_images)}
                     if now.progress is not None and (pixels := now.progress.pixels()) is not None:
                         expected |= zip(now.progress.index, pixels, strict=True)
-                        shown[images] = [expected[i] for i in sorted(expected)]
+                        shown[images] = filled([expected[i] for i in sorted(expected)])
                     if (result := now.result) is not None:
                         entries = [*record(service, wish, result.pictures, result.images), *entries][:HISTORY]
                         shown |= {
-                            images: list(result.images),
-                            stages: [image for stage in result.stages[:-1] for image in stage],
+                            images: filled(list(result.images)),
+                            stages: filled([image for stage in result.stages[:-1] for image in stage]),
                             history: entries,
-                            past: _shown(entries),
+                            past: filled(_shown(entries)),
                             **show_repeat(repeated(service, wish, result.pictures)),
                         }
                     yield shown
             except InputError as error:
                 yield {progress: refused(error)}
+
+        def filled(shown: list) -> dict:
+            return gr.update(value=shown, visible=bool(shown))
 
         def show_repeat(entry: dict) -> dict:
             wish, pictures = entry["wish"], entry["pictures"]
@@ -262,8 +264,7 @@ def build_page(service: Service) -> Any:
             updates = {examples: gr.update(**looks.pop("examples"))}
             updates |= {controls[control]: gr.update(**look) for control, look in looks.items()}
             updates[control_group] = gr.update(visible=bool(model.controlnet))
-            updates |= {group: gr.update(visible=kind in model.kinds) for kind, group in groups.items()}
-            return {**updates, stages: gr.update(visible=len(model.kinds) > 1)}
+            return updates | {group: gr.update(visible=kind in model.kinds) for kind, group in groups.items()}
 
         def choose(entries: list[dict], event: gr.SelectData) -> dict:
             if not isinstance(event.index, int) or not 0 <= event.index < len(entries):
@@ -293,7 +294,7 @@ def build_page(service: Service) -> Any:
         )
         stop.click(end, concurrency_limit=None, **private)
         page.unload(end)
-        shifting = [examples, control_group, *groups.values(), stages]
+        shifting = [examples, control_group, *groups.values()]
         changed = [*(controls[name] for name in looks if name in controls), *shifting]
         controls["model"].input(change_model, controls["model"], changed, **private)
         again = [*controls.values(), *shifting, *repeats]
@@ -310,8 +311,8 @@ def _setting(gr: Any, flag: str, **look: Any) -> Any:
     return gr.Textbox(label=label, info=leaf.help, placeholder=USUAL, **look)
 
 
-def _gallery(gr: Any, label: str, columns: int, **settings: Any) -> Any:
-    """A gallery that shows small images large."""
+def _gallery(gr: Any, label: str, columns: int) -> Any:
+    """A gallery that shows small images large, hidden until it has some: an empty one has no accessible name."""
     return gr.Gallery(
         label=label,
         columns=columns,
@@ -321,7 +322,7 @@ def _gallery(gr: Any, label: str, columns: int, **settings: Any) -> Any:
         interactive=False,
         elem_classes="images",
         buttons=["download"],
-        **settings,
+        visible=False,
     )
 
 

@@ -37,6 +37,7 @@ def protocol(seconds: float = HEAD_SECONDS) -> type:
                 connections.take(address)
                 self.held = address
             except Refusal:
+                self.connections.discard(self)  # else a burst of these would reach the limit of all
                 transport.abort()
 
         def on_response_complete(self) -> None:

@@ -193,11 +193,11 @@ def generator(tmp_path_factory):
         ("text", "enc_depth", 10**9, "enc_depth is 1000000000, but must be at least 1 and at most 256"),
         ("text", "enc_depth", 200, "they describe many more weights than the"),
         ("text", "text_length", 10**9, "does not fit this model: it has text_encoder"),
-        ("unet", "image_size", 10**9, "image_size is 1000000000, but must be at least 1 and at most 16384"),
+        ("unet", "image_size", 10**9, "image_size is 1000000000, but must be at least 1 and at most 16,384"),
         ("unet", "channel_mult", [], "does not fit this model"),
         ("unet", "num_heads", "x", "num_heads is 'x', but must be an integer"),
         ("unet", "num_classes", MAX_COUNT, "impossible settings|does not fit"),
-        ("", "diffusion_steps", 10**5 + 1, "diffusion_steps is 100001, but must be at least 1 and at most 100000"),
+        ("", "diffusion_steps", 10**5 + 1, "diffusion_steps is 100001, but must be at least 1 and at most 100,000"),
         ("", "diffusion_steps", 10**12, "diffusion_steps is 1000000000000, but must be"),
     ],
 )

@@ -178,7 +178,7 @@ def test_every_setting_changes_a_unet():
             "timesteps is 10, but beta_schedule linear then has betas",
         ),
         ("", {"timesteps": 10, "beta_schedule": None}, "timesteps is 10, but beta_schedule linear"),
-        ("timesteps", 0, "timesteps is 0, but must be at least 1 and at most 100000"),
+        ("timesteps", 0, "timesteps is 0, but must be at least 1 and at most 100,000"),
         ("sample_timesteps", (51,), "sample_timesteps has 51, but must lie between 2 and timesteps (50)"),
         ("sample_timesteps", (1,), "sample_timesteps has 1, but must lie between 2 and timesteps (50)"),
         ("sample_timesteps", (5, 5, 5), "sample_timesteps has 3 values for 2 U-Nets: give one for all, or one for"),

@@ -93,7 +93,7 @@ def test_every_setting_has_a_flag_and_an_effect():
         ({"log_snr_steps": -1}, "log_snr_steps is -1"),
         ({"offset_noise": -0.1}, "offset_noise is -0.1"),
         ({"pyramid_noise": -0.1}, "pyramid_noise is -0.1"),
-        ({"noise_condition_steps": 1}, "noise_condition_steps is 1, but must be at least 2, or 0"),
+        ({"noise_condition_steps": 1}, "noise_condition_steps is 1, but must be at least 2 and at most 100,000, or 0"),
         ({"loss_weight_limits": (1.0,)}, "loss_weight_limits is .* LOW,HIGH"),
         ({"loss_weight_limits": (2.0, 1.0)}, "loss_weight_limits is"),
     ],

@@ -1,13 +1,20 @@
-"""Clients that cost a server as much as they can, from an address of their own."""
+"""Clients that cost a server as much as they can, from an address of their own. Usage, against a running server:
+
+python tests/web/hostile_making.py ADDRESS CLIENTS SECONDS
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import http.client
 import json
 import socket
+import sys
 import threading
 import time
 import urllib.error
+import urllib.request
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -17,6 +24,13 @@ SOURCE = "127.0.0.9"  # on Linux, all of 127.0.0.0/8 is this machine
 CONNECTIONS = 50  # of each client at a time
 HEAD = b"POST /api/sample HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 LONG = b"Content-Length: 1000000\r\n\r\n"
+
+
+class FromSource(urllib.request.HTTPHandler):
+    """Requests of urllib from that address."""
+
+    def http_open(self, req):
+        return self.do_open(functools.partial(http.client.HTTPConnection, source_address=(SOURCE, 0)), req)
 
 
 def _hold(address: str, text: bytes, end: float) -> None:
@@ -84,10 +98,13 @@ def many_keys(address: str, end: float) -> None:
 KINDS: tuple[Callable[[str, float], None], ...] = (idle, half_open, slow_bodies, unread_events, many_keys)
 
 
-def start_hostile(address: str, clients: int, seconds: float) -> list[threading.Thread]:
-    """Start so many, of each kind in turn, for so long."""
+def main() -> None:
+    address, clients, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    urllib.request.install_opener(urllib.request.build_opener(FromSource))
     end = time.monotonic() + seconds
-    threads = [threading.Thread(target=KINDS[i % len(KINDS)], args=(address, end), daemon=True) for i in range(clients)]
-    for thread in threads:
-        thread.start()
-    return threads
+    for i in range(clients):  # of each kind in turn
+        threading.Thread(target=KINDS[i % len(KINDS)], args=(address, end)).start()
+
+
+if __name__ == "__main__":
+    main()

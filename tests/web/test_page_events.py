@@ -93,8 +93,10 @@ def test_the_model_is_switched(visitor):
     visitor.fire("Model", "input")
     assert visitor.shown["Upsamplers"] and not visitor.shown["Stage B"] and not visitor.shown["Shift"]
     hidden = ("LoRAs", "Strength of the LoRAs", "Control by a picture", "Classifier guidance (0 = off)")
-    assert not any(visitor.shown[label] for label in hidden) and visitor.shown["Images of the earlier stages"]
+    galleries = ("Images", "Images of the earlier stages", "History: choose an image to have its settings again")
+    assert not any(visitor.shown[label] for label in (*hidden, *galleries))
     visitor.sample(Prompt="a star", Steps=2, Guidance_scale=1.0)
+    assert all(visitor.shown[label] for label in galleries)
     assert images(visitor)[0].shape == (16, 16, 3) and images(visitor, "Images of the earlier stages")[0].shape[0] == 8
     assert json.loads(visitor.values[JSON])["model"] == "two"
 

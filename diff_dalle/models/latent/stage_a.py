@@ -17,12 +17,14 @@ from .blocks import ChannelNorm, xavier
 from .quantizer import Quantizer
 from .running_norm import RunningNorm
 
+MAX_LEVELS = 14  # of which 16,384 pixels are one position
+
 
 @settings
 class StageAConfig:
     """Stage A"""
 
-    levels: int = option(2, "levels; the latents have 1 / 2^levels of the resolution", least=1, most=14)
+    levels: int = option(2, "levels; the latents have 1 / 2^levels of the resolution", least=1, most=MAX_LEVELS)
     width: int = option(384, "channels of the deepest level; half as many in each level above", least=1, most=MAX_WIDTH)
     bottleneck_blocks: int = option(12, "residual blocks at the decoder's deepest level", least=1, most=MAX_BLOCKS)
     latent_channels: int = option(4, "channels of the latents", least=1, most=MAX_WIDTH)
@@ -37,8 +39,9 @@ class StageAConfig:
     )
 
     def faults(self) -> Iterator[Fault]:
-        if (self.width & -self.width).bit_length() < self.levels:  # factors of 2
-            yield Fault.of(self, "width", f"must be a multiple of 2^{self.levels - 1} ({named('levels')})")
+        multiple = 2 ** min(self.levels - 1, MAX_LEVELS)
+        if self.width % multiple:
+            yield Fault.of(self, "width", f"must be a multiple of {multiple} ({named('levels')})")
 
     @property
     def stride(self) -> int:

@@ -110,7 +110,7 @@ def test_every_setting_changes_the_network(name):
 def test_impossible_settings_are_refused():
     with refused("discriminator_depth is 0"):
         replace(TINY, discriminator_depth=0)
-    with refused("discriminator_width is 12, but must be at least 8 and a multiple of 8"):
+    with refused("discriminator_width is 12, but must be at least 8, at most 65,536 and a multiple of 8"):
         replace(TINY, discriminator_width=12)
     with refused("24×8 pixels, but discriminator_depth 3 needs more than 8"):
         make()(images(size=(8, 24)))

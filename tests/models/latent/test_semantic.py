@@ -186,7 +186,7 @@ def test_every_setting_changes_the_network(name):
         ({"semantic_channels": 0}, "semantic_channels is 0"),
         ({"encoder_width": 0}, "encoder_width is 0"),
         ({"encoder_blocks": 0}, "encoder_blocks is 0"),
-        ({"previewer_width": 6}, "previewer_width is 6, but must be at least 4 and a multiple of 4"),
+        ({"previewer_width": 6}, "previewer_width is 6, but must be at least 4, at most 65,536 and a multiple of 4"),
     ],
 )
 def test_impossible_settings_are_refused(change, message):
