@@ -78,7 +78,7 @@ def test_an_image_is_sampled_by_keyboard_and_repeated(page, address):
     assert page.evaluate("document.activeElement.innerText") == "Sample"
     page.keyboard.press("Enter")
     page.get_by_text("Done in").wait_for()
-    assert page.locator(".images img").count() >= 2  # the image, and its place in the history
+    page.locator(".images img").nth(1).wait_for()  # the image, and its place in the history
     page.get_by_role("button", name="Repeat these images").click()
     page.get_by_text("--num_samples=1").wait_for()
     texts = page.locator(".cm-content").all_inner_texts()
@@ -87,6 +87,7 @@ def test_an_image_is_sampled_by_keyboard_and_repeated(page, address):
 
 @needs_browser
 def test_accessibility(page):
+    assert not inaccessible(page)
     sample(page)
     page.get_by_role("button", name="Settings").first.click()  # not "More settings"
     page.get_by_label("Negative prompt").wait_for()
