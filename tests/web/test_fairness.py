@@ -1,5 +1,6 @@
 """No small request costs much, and no client keeps out the others."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -200,6 +201,35 @@ def test_connections_without_a_request_are_closed(head, service, monkeypatch):
             place.sendall(request[:20])
             rest = b"".join(iter(lambda: place.recv(10_000), b""))
             assert b"HTTP/1.1" not in rest
+
+
+class Transport:
+    """Of a connection from an address of its own, which ends when the loop comes to it."""
+
+    def get_extra_info(self, name):
+        return {"peername": ("127.0.0.9", 1), "sockname": ("127.0.0.1", 2)}.get(name)
+
+    def abort(self):
+        pass
+
+
+def test_refused_connections_do_not_count(monkeypatch):
+    """A burst of them would reach the limit of all connections, and others would be refused too."""
+    import uvicorn
+    from uvicorn.server import ServerState
+
+    async def connect():
+        state, kind = ServerState(), server.protocol()
+        config = uvicorn.Config(lambda scope: None, lifespan="off")
+        made = [kind(config, state, {}) for _ in range(4)]
+        for each in made:
+            each.connection_made(Transport())
+            each.waiting.cancel()
+        return made, state.connections
+
+    monkeypatch.setattr(server, "CONNECTIONS_EACH", 2)
+    made, counted = asyncio.run(connect())
+    assert counted == {*made[:2]}
 
 
 def test_connections_of_one_client_are_limited(service, monkeypatch):
