@@ -238,7 +238,7 @@ def build_page(service: Service) -> Any:
                             images: filled(list(result.images)),
                             stages: filled([image for stage in result.stages[:-1] for image in stage]),
                             history: entries,
-                            past: filled(_shown(entries)),
+                            past: filled([entry["image"] for entry in entries]),
                             **show_repeat(repeated(service, wish, result.pictures)),
                         }
                     yield shown
@@ -324,7 +324,3 @@ def _gallery(gr: Any, label: str, columns: int) -> Any:
         buttons=["download"],
         visible=False,
     )
-
-
-def _shown(entries: list[dict]) -> list[tuple[np.ndarray, str]]:
-    return [(entry["image"], f"{entry['wish']['prompt']} (seed {entry['wish']['seed']})") for entry in entries]
