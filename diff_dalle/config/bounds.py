@@ -2,7 +2,7 @@
 
 A setting that sizes a network, an array or a loop declares its upper limit as one of the constants here. They lie far
 above what a machine can hold, but low enough that no product of them overflows, so an absurd value is refused in one
-sentence. All other settings have the limits of ``Bounds.faults``.
+sentence. All other settings have the last three.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ class Bounds:
             "below": self.below,
             "a multiple of": self.multiple_of,
         }
-        *bounds, last = [f"{words} {_number(bound)}" for words, bound in said.items() if bound is not None] or [""]
-        both = " and ".join([", ".join(bounds), last] if bounds else [last])
-        return both and f"must be {both}" + "".join(f", or {value:g}" for value in self.besides)
+        parts = [f"{words} {_number(bound)}" for words, bound in said.items() if bound is not None]
+        if not parts:
+            return ""
+        listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+        return f"must be {listed}" + "".join(f", or {value:g}" for value in self.besides)
 
     def of_list(self, values: tuple[Any, ...]) -> Iterator[str]:
         """The rules that a list breaks as a whole."""
@@ -98,7 +100,7 @@ def _of_text(text: str) -> Iterator[str]:
     try:
         text.encode()
     except UnicodeEncodeError:
-        yield "must be text that UTF-8 can hold, but half of a surrogate pair, or a byte of another encoding, is in it"
+        yield "must be text that UTF-8 can hold, without halves of surrogate pairs or bytes of other encodings"
 
 
 def _number(bound: float) -> str:
