@@ -60,7 +60,7 @@ class Registry(dict[str, T]):
             and all(map(str.isidentifier, name.split(".")))
             and module not in {_module_of(each) for each in known}
         ):
-            return f"{cut(module)} is not imported: add --import {cut(module)}, or import it in Python"
+            return f"{cut(module)} is not imported: start with --import {cut(module)}, or import it in Python"
         listed = f"one of {', '.join(known)}, or " if known else ""
         return f"must be {listed}MODULE.NAME of your own{nearest(name, known)}"
 

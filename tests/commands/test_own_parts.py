@@ -129,10 +129,10 @@ def test_a_checkpoint_names_the_module_that_it_needs(trained, tmp_path):
     path = trained / "model000004.pt"
     assert load_file(str(path))["config"]["diffusion"]["loss_type"] == "my_loss.pseudo_huber"
     lost = run_ranks(["-c", f"import diff_dalle; diff_dalle.load({str(path)!r}, 'cpu')"], environment(), 1)
-    assert "but my_loss is not imported: add --import my_loss, or import it in Python" in lost.stderr
+    assert "but my_loss is not imported: start with --import my_loss, or import it in Python" in lost.stderr
     sampling = "--model_path", path, "--steps", 2, "--prompts", "a", "--logdir", tmp_path / "out"
     refused = run("sample.py", *sampling, ok=False, process=True)
-    assert refused.returncode == 2 and "my_loss is not imported: add --import my_loss" in refused.stderr
+    assert refused.returncode == 2 and "my_loss is not imported: start with --import my_loss" in refused.stderr
     run("sample.py", *sampling, "--import", "my_loss", process=True)
 
 
@@ -157,7 +157,9 @@ def test_a_task_trains_in_the_place_of_the_usual_one(data, tmp_path):
     assert pipeline.step == 1
     own = {"task": "more_parts.Halved", "ok": False}
     lost = train(tmp_path / "own", data, process=True, **own)
-    assert "--task is 'more_parts.Halved', but more_parts is not imported: add --import more_parts" in lost.stderr
+    assert (
+        "--task is 'more_parts.Halved', but more_parts is not imported: start with --import more_parts" in lost.stderr
+    )
     own["import"] = "more_parts"
     wrong = {
         "Upsampling": train(tmp_path / "wrong", data, small_size=8, **own),
@@ -188,7 +190,7 @@ def test_a_world_has_a_command(tmp_path):
 
 def test_a_world_that_is_not_imported_is_named(tmp_path):
     out = run("prepare_data.py", "more_parts.Dots", "--out_dir", tmp_path / "d", ok=False, process=True)
-    assert "the world 'more_parts.Dots' is not there: more_parts is not imported: add --import more_parts" in out.stderr
+    assert "the world 'more_parts.Dots' is not there: more_parts is not imported: start with --import" in out.stderr
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,9 @@ class Shape:
         ),
         (
             {"kind": "my_parts.square"},
-            "kind is 'my_parts.square', but my_parts is not imported: add --import my_parts",
+            "kind is 'my_parts.square', but my_parts is not imported: start with --import my_parts",
         ),
-        ({"kind": "a.b.c"}, "kind is 'a.b.c', but a.b is not imported: add --import a.b, or import it in Python"),
+        ({"kind": "a.b.c"}, "kind is 'a.b.c', but a.b is not imported: start with --import a.b, or import it in"),
         ({"own": "square"}, "own is 'square', but must be MODULE.NAME of your own"),
         ({"kind": "rm -rf .x"}, "kind is 'rm -rf .x', but must be one of round"),
     ],
