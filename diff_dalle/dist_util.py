@@ -84,8 +84,8 @@ def load_state_dict(path: str, **kwargs: Any) -> dict[str, Any]:
         raise DamagedError(f"{path} is not a file of weights: {reason:.200}") from error
     if isinstance(content, dict) and {"format", "role", "state"} <= content.keys():
         raise InputError(
-            f"{path} is a checkpoint of diff_dalle, which scripts/sample.py and diff_dalle.load read as it is: for a "
-            "script of Guided-Diffusion write its weights with scripts/convert.py --to guided_diffusion"
+            f"{path} is a checkpoint of diff_dalle, which diff-dalle sample and diff_dalle.load read as it is: for a "
+            "script of Guided-Diffusion write its weights with diff-dalle convert --to guided_diffusion"
         )
     return content
 

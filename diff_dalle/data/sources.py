@@ -89,7 +89,7 @@ def _in_folder(folder: str, flag: str) -> list[str]:
         if not files:
             raise InputError(f"{flag} {folder} is empty: it must hold .tar shards of images and captions")
         found = quantity(len(files), "other file")
-        hint = "pack images with `python scripts/prepare_data.py folder`"
+        hint = "pack images with `diff-dalle prepare_data folder`"
         raise InputError(f"{flag} {folder} holds no .tar shards, but {found}; {hint}")
     return shards
 

@@ -58,7 +58,7 @@ class ShardingConfig:
     )
     consolidate: bool = option(
         False,
-        "write each checkpoint also as ordinary files, in the background; without, scripts/consolidate.py makes them",
+        "write each checkpoint also as ordinary files, in the background; without, diff-dalle consolidate makes them",
         free=True,
         needs=_SHARDED,
     )

@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 26  # of a record, which names every shard
 # What is embedded, and how the folder of its files and each of them is called: clip-retrieval's names where it has any.
 OF_CLIPS = {"image": "img_emb", "text": "text_emb", "text_states": "text_states"}
 NAMES = {**OF_CLIPS, "stage_a": "stage_a", "semantic": "semantic"}  # maps: the latents of autoencoders
-HOW = "python scripts/prepare_data.py embeddings"
+HOW = "diff-dalle prepare_data embeddings"
 _NUMBERED = re.compile(r"(.*?)(\d+)\.npy")
 
 

@@ -43,7 +43,6 @@ def train_recipe(recipe: Recipe, world: World) -> str:
         recipe.check(recipe, world)
         world.on_main(recipe.check_packages)
         logdir = world.broadcast(choose_logdir(recipe.training.logdir) if world.is_main else None)
-        world.print(f"Logs and checkpoints: {logdir}")
         with hold(logdir) if world.is_main else contextlib.nullcontext() as lock:
             _train(recipe, world, logdir, lock)
     return logdir
@@ -64,7 +63,7 @@ def _train(recipe: Recipe, world: World, logdir: str, lock: RunLock | None) -> N
             if origin.is_moved(loop.run_folder):
                 copy_history(origin.unpacked, logdir)
     recipe, data = session.recipe, loop.data
-    world.print(_introduction(loop, world))
+    world.print(_introduction(loop, logdir, world))
     tracker = Tracker()
     if world.is_main:
         progress = loop.step, loop.total_steps, recipe.epoch_samples or data.samples
@@ -106,7 +105,7 @@ def _loop(session: Session, origin: Origin, is_replaced: bool, logdir: str, worl
     return loop
 
 
-def _introduction(loop: TrainLoop, world: World) -> str:
+def _introduction(loop: TrainLoop, logdir: str, world: World) -> str:
     """What is trained on what, in a line each."""
     config, shards = loop.config, len(loop.data.collection.shards)
     networks = (f"{each.prefix}{each.trained_parameters:,} in {each.precision}" for each in loop.trainees)
@@ -119,6 +118,7 @@ def _introduction(loop: TrainLoop, world: World) -> str:
         "data": f"{quantity(loop.data.samples, 'sample')} in {quantity(shards, 'shard')}",
         "device": f"{world.device}{threads}{processes}",
         "steps": f"{many}, of {quantity(config.batch_size * world.size, 'sample')} each{done}",
+        "logdir": logdir,
     }
     return "\n".join(f"{name + ':':12}{text}" for name, text in lines.items())
 

@@ -48,7 +48,7 @@ def model_usage(settings: Any, name: str, path: str, prompt: str, roles: Sequenc
 def lora_usage(kind: str, path: str, prompt: str) -> tuple[str, str]:
     """A command, and Python after ``import diff_dalle``, of a LoRA for a network of this kind."""
     if kind == "classifier":
-        command = f"python scripts/merge_lora.py --model_path clip.pt --lora {_shell(path)} --out merged.pt"
+        command = f"diff-dalle merge_lora --model_path clip.pt --lora {_shell(path)} --out merged.pt"
         return command, 'classifier = diff_dalle.load_classifier("merged.pt")'
     if kind in _LATENT:
         base = _LATENT["stage_c"]
@@ -63,10 +63,10 @@ def lora_usage(kind: str, path: str, prompt: str) -> tuple[str, str]:
 def _classifier(noised: bool, path: str, prompt: str) -> tuple[str, str]:
     if noised:
         command = (
-            f"python scripts/sample.py --model_path ema.pt --classifier_path {_shell(path)} --prompts {_shell(prompt)}"
+            f"diff-dalle sample --model_path ema.pt --classifier_path {_shell(path)} --prompts {_shell(prompt)}"
         )
     else:
-        command = f"python scripts/prepare_data.py embeddings --data_dir path/to/shards --clip_path {_shell(path)}"
+        command = f"diff-dalle prepare_data embeddings --data_dir path/to/shards --clip_path {_shell(path)}"
         command += " --out_dir path/to/embeddings"
     code = f"classifier = diff_dalle.load_classifier({_python(path)})\n"
     return command, f"{code}embeddings = classifier.encode_text({_python([prompt])})"
@@ -106,7 +106,7 @@ def _latent(kind: str, path: str, prompt: str, roles: Sequence[str]) -> tuple[st
 
 def _sampled(flags: str, loaded: str, sampled: str, before: str = "") -> tuple[str, str]:
     code = f"{before}pipeline = diff_dalle.load({loaded})\n"
-    return f"python scripts/sample.py {flags}", f"{code}images = pipeline.sample({sampled})  # uint8 [N, H, W, 3]"
+    return f"diff-dalle sample {flags}", f"{code}images = pipeline.sample({sampled})  # uint8 [N, H, W, 3]"
 
 
 def _shell(text: str) -> str:

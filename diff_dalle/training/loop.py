@@ -282,7 +282,7 @@ class TrainLoop:
                 f"the gradient was not finite in {count} consecutive steps ({named('max_bad_steps')} is "
                 f"{self.config.max_bad_steps}), so training has diverged: lower {named('lr')} or raise "
                 f"{named('warmup_steps')}. The last of these steps had the samples {names}. The checkpoints written so "
-                f"far are intact; {FILE} has these steps, and scripts/replay.py computes one again"
+                f"far are intact; {FILE} has these steps, and diff-dalle replay computes one again"
             )
 
     def _write_flight(self, trainee: Trainee) -> None:

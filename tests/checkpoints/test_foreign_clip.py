@@ -158,7 +158,7 @@ def test_what_is_not_both_halves_is_refused(folder, tmp_path):
                 read(str(half))
             assert f"--{'text' if half == text else 'model'}_path {half} " in str(error.value)
     for changed, message in (
-        ({"text_path": ""}, "is half of GLIDE's noised CLIP: run scripts/convert.py .* --text_path .* --bpe_path clip"),
+        ({"text_path": ""}, "is half of GLIDE's noised CLIP: run diff-dalle convert .* --text_path .* --bpe_path clip"),
         ({"text_path": str(image)}, "is not the text encoder of GLIDE's"),
         ({"image_size": 8}, "image_size is set, but has no effect"),
         ({"num_head_channels": 7}, "num_head_channels is 7, but must divide 24"),

@@ -117,7 +117,7 @@ def test_positions_that_were_trained_go_back():
 
 def test_what_shapes_do_not_tell_must_be_said():
     with pytest.raises(
-        InputError, match=r"theirs.pt has the layout of Diff-DALLE.*run scripts/convert.py.*text_length"
+        InputError, match=r"theirs.pt has the layout of Diff-DALLE.*run diff-dalle convert.*text_length"
     ):
         recognize(CASES["generator"].file, "theirs.pt")
     found = recognize(CASES["generator"].file, "theirs.pt", {"image_size": 64, "noise_schedule": "cosine"}).unseen

@@ -86,7 +86,7 @@ def test_a_classifiers_lora_is_merged(tmp_path):
     path = make_lora(tmp_path / "lora.safetensors", make_classifier_file(tmp_path), "classifier")
     share("push", f"--lora {path} --to {tmp_path}/shared")
     card = open_model(str(tmp_path / "shared")).card
-    assert f"python scripts/merge_lora.py --model_path clip.pt --lora {tmp_path}/shared --out merged.pt" in card
+    assert f"diff-dalle merge_lora --model_path clip.pt --lora {tmp_path}/shared --out merged.pt" in card
 
 
 def test_a_controlnet_steers_its_base_from_the_hub(hub, base, tmp_path):

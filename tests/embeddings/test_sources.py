@@ -85,7 +85,7 @@ def test_other_records(tmp_path, made, changed):
     record = json.loads((made[0] / "out" / "img_emb" / FILE).read_text())
     (tmp_path / FILE).write_text(json.dumps({**record, **changed}))
     if "counts" in changed:
-        with pytest.raises(InputError, match="not finished: run python scripts/prepare_data.py embeddings aga"):
+        with pytest.raises(InputError, match="not finished: run diff-dalle prepare_data embeddings aga"):
             find(tmp_path)
     else:
         assert find(tmp_path).spec.source.index_width == changed.get("index_width", 0)
@@ -120,7 +120,7 @@ def test_files_of_two_kinds_need_a_pattern(tmp_path):
 @pytest.mark.parametrize("given", ["none", "empty"])
 def test_a_folder_without_embeddings_says_how_to_make_them(tmp_path, given):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=rf"compute them by python scripts/prepare_data.py .* --out_dir .*{given}$"):
+    with pytest.raises(InputError, match=rf"compute them by diff-dalle prepare_data .* --out_dir .*{given}$"):
         find(tmp_path / given)
 
 

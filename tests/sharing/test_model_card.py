@@ -156,7 +156,7 @@ def test_commands_parse_and_python_compiles(files):
         settings = find_kind(content["kind"]).read(content["config"])
         command, code = model_usage(settings, content["trainee"], "hf://me/it", 'it\'s "a" dog')
         script, *flags = shlex.split(command)[1:]
-        if script == "scripts/sample.py":
+        if script == "sample":
             parse(SampleRun, flags)
         else:
             parse(PREPARE[flags[0]].config, flags[1:])
@@ -171,7 +171,7 @@ def test_commands_parse_and_python_compiles(files):
 def test_a_cascade_in_one_model_needs_no_further_files(files):
     settings = find_kind("stage_c").read(load_file(files["stage_c"][1])["config"])
     command, code = model_usage(settings, "", "hf://me/it", "a", ("model_path", "stage_b", "stage_a"))
-    assert command == "python scripts/sample.py --model_path hf://me/it --prompts a"
+    assert command == "diff-dalle sample --model_path hf://me/it --prompts a"
     assert 'load("hf://me/it")' in code
     command, code = model_usage(settings, "", "hf://me/it", "a", ("model_path",))
     assert "--stage_b stage_b.pt --stage_a stage_a.pt" in command
@@ -295,7 +295,7 @@ def test_what_people_say(files):
     card = card_of(files["generator"][1], texts=texts, samples=[("Samples", "grid.png")])
     assert front_matter(card)["license"] == "mit" and "## License\n\nmit" in card
     assert "\n\nOf shapes.\n\n" in card and "## Limits\n\nShapes only.\n" in card and "![Samples](grid.png)" in card
-    assert "```bash\npython scripts/sample.py --model_path hf://me/it --prompts 'a dog'\n```" in card
+    assert "```bash\ndiff-dalle sample --model_path hf://me/it --prompts 'a dog'\n```" in card
     assert "reads the first 10 tokens of a text" in card  # of 12 with start and end
 
 

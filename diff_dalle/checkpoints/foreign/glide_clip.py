@@ -45,7 +45,7 @@ def half_of(names: Collection[str]) -> str:
 def command(names: Collection[str], path: str) -> str:
     """What makes a checkpoint of both halves, of which one has weights of these names."""
     files = {IMAGE: "clip_image_enc.pt", TEXT: "clip_text_enc.pt", half_of(names): path}
-    return f"scripts/convert.py --model_path {files[IMAGE]} --text_path {files[TEXT]} --bpe_path clip"
+    return f"diff-dalle convert --model_path {files[IMAGE]} --text_path {files[TEXT]} --bpe_path clip"
 
 
 def clip_content(

@@ -59,7 +59,7 @@ def _cascade(state: Mapping[str, Tensor], path: str) -> NoReturn:
 def _decoder(state: Mapping[str, Tensor], path: str) -> NoReturn:
     raise InputError(
         f"{path} is a decoder of DALLE2-pytorch, whose settings are in the file of its training alone: make a "
-        f"checkpoint of it by scripts/convert.py --model_path {path} --decoder_config FILE.json"
+        f"checkpoint of it with diff-dalle convert --model_path {path} --decoder_config FILE.json"
     )
 
 

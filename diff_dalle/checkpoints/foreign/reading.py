@@ -93,7 +93,7 @@ def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] |
     if release is None and not {"image_size", "noise_schedule"} <= set(given):
         raise InputError(
             f"{path} has the layout of {_project(structure)}, but the shapes of none of the published networks: run "
-            f"scripts/convert.py --model_path {path} with what they do not tell ({FLAGS})"
+            f"diff-dalle convert --model_path {path} with what they do not tell ({FLAGS})"
         )
     if structure.image_channels == LATENTS:
         raise InputError(

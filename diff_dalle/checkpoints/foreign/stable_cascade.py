@@ -64,12 +64,12 @@ def network_command(kind: str, paths: Sequence[str], version: str | None = None)
     published = [name for name in sizes if name != "tiny"]
     chosen = version if version in published else "|".join(published)
     size = f" --model_version {chosen}" if published else ""
-    return f"scripts/import_cascade.py --stage {kind}{size} --weights {','.join(paths)} --out {kind}.pt"
+    return f"diff-dalle import_cascade --stage {kind}{size} --weights {','.join(paths)} --out {kind}.pt"
 
 
 def command(adapter: str, path: str) -> str:
     """What makes a file of ours of one of theirs. adapter: controlnet or lora."""
-    return f"scripts/import_cascade.py --stage {adapter} --base STAGE_C.pt --weights {path}"
+    return f"diff-dalle import_cascade --stage {adapter} --base STAGE_C.pt --weights {path}"
 
 
 # ---------------------------------------------------------------------------------------------------------- ControlNets

@@ -24,7 +24,7 @@ from ...embeddings.sources import NAMES, Record, folder_record
 from ...images.decode import Size
 from ..recipe import Session, standard_loaders
 
-HOW = "python scripts/prepare_data.py latents"
+HOW = "diff-dalle prepare_data latents"
 SETTING = "latents_path"
 DTYPE = EmbeddingsConfig.dtype  # of the files, unless told otherwise
 

@@ -217,10 +217,10 @@ def test_public_files_are_named_with_the_command_that_converts_them(tmp_path, fr
         said = f"{setting} is {path}, which holds the weights of a public network: make a checkpoint of it by "
         with pytest.raises(InputError) as found:
             train_recipe(read(kind, tmp_path, "nowhere", *changes).recipe(), ALONE)
-        assert str(found.value).startswith(f"{said}scripts/import_cascade.py --stage {command}"), kind
+        assert str(found.value).startswith(f"{said}diff-dalle import_cascade --stage {command}"), kind
     assert capsys.readouterr().out == ""
     lora = read_lora(tmp_path, [*good_c, (generator, paths["stage_c"])])
-    with pytest.raises(InputError, match=r"import_cascade.py --stage stage_c --model_version 3.6B\|1B --weights"):
+    with pytest.raises(InputError, match=r"import_cascade --stage stage_c --model_version 3.6B\|1B --weights"):
         parse(TRAINING_COMMANDS["stage_c_lora"].config_class, ["--config", lora])
 
 

@@ -107,7 +107,7 @@ def test_published_controlnets_are_known_by_their_shapes(tmp_path, monkeypatch):
         saved.load(CPU)
     odd = write(tmp_path / "odd.safetensors", OtherControlNet("simple", 1, C.residual_widths, (0, 2)).state_dict())
     message = "none of the published ones .mode simple, channels 1, projections 2.: give controlnet_blocks and controln"
-    with pytest.raises(InputError, match=f"{message}.* scripts/import_cascade.py --stage controlnet --base"):
+    with pytest.raises(InputError, match=f"{message}.* diff-dalle import_cascade --stage controlnet --base"):
         load_file(odd)
 
 
@@ -241,7 +241,7 @@ def test_what_is_no_lora_of_theirs_is_refused(tmp_path, base):
     file, _ = make_lora(state, (".attn",), 2, width=C.text_width)
     theirs = write(tmp_path / "theirs.safetensors", file)
     for read in (read_lora, load_file):
-        with pytest.raises(InputError, match="is a LoRA of Stable Cascade, .* scripts/import_cascade.py --stage lora"):
+        with pytest.raises(InputError, match="is a LoRA of Stable Cascade, .* diff-dalle import_cascade --stage lora"):
             read(theirs)
     with pytest.raises(InputError, match="adapts 8 modules, but kv_mapper selects 4: give the module_filters"):
         taken("lora", theirs, base, module_filters=("kv_mapper",))
