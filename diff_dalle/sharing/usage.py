@@ -62,9 +62,7 @@ def lora_usage(kind: str, path: str, prompt: str) -> tuple[str, str]:
 
 def _classifier(noised: bool, path: str, prompt: str) -> tuple[str, str]:
     if noised:
-        command = (
-            f"diff-dalle sample --model_path ema.pt --classifier_path {_shell(path)} --prompts {_shell(prompt)}"
-        )
+        command = f"diff-dalle sample --model_path ema.pt --classifier_path {_shell(path)} --prompts {_shell(prompt)}"
     else:
         command = f"diff-dalle prepare_data embeddings --data_dir path/to/shards --clip_path {_shell(path)}"
         command += " --out_dir path/to/embeddings"
