@@ -150,7 +150,7 @@ def load_file(path: str, roles: tuple[str, ...] = ("model", "ema"), values: bool
     path = find_file(path)
     if is_sharded_folder(path):
         raise InputError(
-            f"{path} is a sharded checkpoint: make ordinary files of it with diff-dalle consolidate --model_path {path} "
+            f"{path} is a sharded checkpoint: write ordinary files with diff-dalle consolidate --model_path {path}, "
             "and give one of them"
         )
     content, size = _read(path, values)
