@@ -19,10 +19,10 @@ CARD = {
     "title": "emoji",
     "license": "mit",
     "example_prompt": "woman astronaut dark skin tone",
-    "description": "Draws emoji on white by their English CLDR names, such as 'woman astronaut dark skin tone' or "
+    "description": "Draws emoji on white from their English CLDR names, such as 'woman astronaut dark skin tone' or "
     "'red heart', in the style of the color font Noto Emoji (SIL Open Font License), from which its training "
     "pictures were rendered.",
-    "limits": "It draws people of all skin tones, faces and hearts, also those held out from training. Things without "
+    "limits": "It draws people of all skin tones, faces and hearts, including held-out ones. Things without "
     "relatives, such as a pizza, are in one training picture of 3,462 and come out as patterns of color, as do most "
     "flags. It reads names, not sentences.",
 }

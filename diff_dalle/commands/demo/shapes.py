@@ -27,9 +27,9 @@ CARD = {
     "title": "shapes",
     "license": "mit",
     "example_prompt": PROMPTS.partition("|")[0],
-    "description": "Draws colored shapes by captions: size, color, place, number, and how two of them lie. "
+    "description": "Draws colored shapes from captions naming size, color, position, number and relation. "
     "It tells 'a red circle and a blue square' from 'a blue circle and a red square'.",
-    "limits": "It knows the words of the shapes world only: circle, square, triangle and cross, six colors, two sizes, "
+    "limits": "It knows only the words of the shapes world: circle, square, triangle and cross, six colors, two sizes, "
     "five places, white and beige backgrounds, one to three objects. It reads captions, not sentences.",
 }
 
