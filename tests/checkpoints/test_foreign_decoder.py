@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused(tmp_path, settings):
     plain = decoder_file(unets, ("cosine", "linear"), 50)
     torch.save(plain, tmp_path / "theirs.pth")
     with pytest.raises(
-        InputError, match="is a decoder of DALLE2-pytorch, whose .*/convert.py --model_path .*theirs.pth --"
+        InputError, match="is a decoder of DALLE2-pytorch, whose .*diff-dalle convert --model_path .*theirs.pth --"
     ):
         load_file(str(tmp_path / "theirs.pth"))
     wrong = {f"noise_schedulers.1.{name}": value for name, value in tables("cosine", 50).items()}

@@ -68,7 +68,7 @@ def test_ordinary_files_say_all_that_a_run_would_have_said(tmp_path):
 
 def test_a_folder_is_no_ordinary_file(tmp_path):
     path = make_folder(tmp_path / "sharded")
-    with pytest.raises(InputError, match=r"is a sharded checkpoint: .*consolidate.py --model_path"):
+    with pytest.raises(InputError, match=r"is a sharded checkpoint: .*diff-dalle consolidate --model_path"):
         load_file(str(path))
     with pytest.raises(InputError, match="holds the index of a sharded checkpoint, but a model's weights"):
         load_file(str(path / INDEX))

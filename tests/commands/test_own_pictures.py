@@ -141,7 +141,8 @@ def test_a_command_that_is_interrupted_ends_by_itself(monkeypatch, tmp_path):
         "except KeyboardInterrupt:\n    time.sleep(1); print('saved', flush=True); sys.exit(130)\n"
     )
     program = (
-        "from pathlib import Path; from diff_dalle.commands import running\n"
+        "import signal; from pathlib import Path; from diff_dalle.commands import running\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in a shell's background ignores it
         f"running.SCRIPTS = Path({str(scripts)!r}); running.run_shown(['save.py'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())

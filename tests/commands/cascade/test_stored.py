@@ -207,12 +207,12 @@ def test_what_is_not_complete_is_refused(tmp_path, world, common, stored):
     def opening(folder, world=world):
         return opened("stage_c", tmp_path, world, *common["stage_c"], ("latents_path", str(folder)))
 
-    with refused("latents_path: .* has nothing of semantic, image, text, text_states: run python .*latents first"):
+    with refused("latents_path: .* has nothing of semantic, image, text, text_states: run diff-dalle .*latents first"):
         opening(tmp_path / "nothing")
     copy = Path(shutil.copytree(stored, tmp_path / "copy"))
     record = copy / "semantic" / "embeddings.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "counts": {}}))
-    with refused("latents_path: .*/copy/semantic is not finished: run python .*latents again, or remove it"):
+    with refused("latents_path: .*/copy/semantic is not finished: run diff-dalle .*latents again, or remove it"):
         opening(copy)
     shutil.rmtree(copy / "semantic")
     shutil.rmtree(copy / "text_emb")
