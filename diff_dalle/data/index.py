@@ -92,13 +92,16 @@ def _load_summary(folder: str) -> dict[str, ShardSummary]:
         record = json.loads(read_bounded(os.path.join(folder, SUMMARY), MAX_SUMMARY))
         if not isinstance(record, dict) or record.get("format") != FORMAT or not isinstance(record["shards"], dict):
             return {}
+        if record.get("digest") != _digest(json.dumps(record["shards"])):
+            return {}
         return {name: ShardSummary.parse(summary) for name, summary in record["shards"].items()}
     except (OSError, ValueError, KeyError, RecursionError):
         return {}  # missing, of another format or damaged: it is written again
 
 
 def save_summaries(folder: str, shards: dict[str, ShardSummary]):
-    record = {"format": FORMAT, "shards": {name: asdict(summary) for name, summary in shards.items()}}
+    found = {name: asdict(summary) for name, summary in shards.items()}
+    record = {"format": FORMAT, "digest": _digest(json.dumps(found)), "shards": found}
     storage.write_bytes(os.path.join(folder, SUMMARY), json.dumps(record).encode())
 
 

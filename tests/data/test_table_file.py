@@ -12,7 +12,7 @@ import pytest
 from shard_making import indexed, make_shards
 
 from diff_dalle.config import InputError
-from diff_dalle.data.index import FOLDER
+from diff_dalle.data.index import FOLDER, _digest
 from diff_dalle.data.shard_table import ShardSummary, Table, load_summary, load_table, save_table
 from diff_dalle.data.tar import Member
 
@@ -167,22 +167,26 @@ def test_a_fifo_in_place_of_an_index_is_not_waited_for(tmp_path):
 def lies(summary: dict) -> dict[str, object]:
     """Contents of summary.json by what is wrong with them; ``summary`` is the true one of 00000.tar."""
 
+    def record(shards):
+        return {"format": 1, "digest": _digest(json.dumps(shards)), "shards": shards}
+
     def shards(**changes):
-        return {"format": 1, "shards": {"00000.tar": summary | changes}}
+        return record({"00000.tar": summary | changes})
 
     return {
         "text": "x",
         "a number": 3,
         "a list": [1],
         "no shards": {"format": 1},
-        "shards that are a list": {"format": 1, "shards": ["00000.tar"]},
-        "a shard that is text": {"format": 1, "shards": {"00000.tar": "x"}},
+        "shards that are a list": record(["00000.tar"]),
+        "a shard that is text": record({"00000.tar": "x"}),
+        "a digit that was damaged": shards() | {"shards": shards(signatures={"jpg/txt": 2})["shards"]},
         "an unknown entry": shards(path="/etc/passwd"),
         "a count that is text": shards(signatures={"jpg/txt": "3"}),
         "an absurd count": shards(signatures={"jpg/txt": 10**18}),
         "too many samples": shards(signatures={"jpg/txt": 4}),
         "too few samples": shards(signatures={"jpg/txt": 2}),
-        "a path for a name": {"format": 1, "shards": {"../../../../etc/passwd": summary}},
+        "a path for a name": record({"../../../../etc/passwd": summary}),
     }
 
 
