@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from .. import storage
-from ..config import InputError, option, quantity, settings
+from ..config import Fault, InputError, named, option, quantity, settings
+from ..config.bounds import MAX_SIDE
 from ..data.accounting import REPORT
 from ..data.inspection import caption_texts
 from ..data.sources import TARS
@@ -40,6 +41,13 @@ class OwnPictures:
     )
     shards_dir: str = option(
         "", "new folder for the shards that the pictures are packed into; none = one in ./data for the folder's state"
+    )
+    resize: int = option(
+        512,
+        "shorter side in pixels to which larger pictures are resized in the shards, since decoding a photograph of a "
+        "camera takes longer than a training step; 0 = as they are",
+        least=0,
+        most=MAX_SIDE,
     )
     name_captions: bool = option(
         True, "caption a picture that has no caption by the words of its file name, or else of its folder"
@@ -100,10 +108,10 @@ def make_plan(folder: str, own: OwnPictures, flags: Sequence[str]) -> Plan:
     pictures = sum(each.lower().endswith(EXTENSIONS) for each in files)
     shards, pack = folder, None
     if pictures:
-        shards = own.shards_dir or os.path.join("data", f"{name}-{_state(files, own.name_captions)}")
+        shards = own.shards_dir or os.path.join("data", f"{name}-{_state(files, own)}")
         if not storage.exists(storage.join(shards, REPORT)):
             words = ["prepare_data.py", "folder", "--source", folder, "--out_dir", shards]
-            pack = [*words, "--name_captions", str(own.name_captions)]
+            pack = [*words, "--resize", str(own.resize), "--name_captions", str(own.name_captions)]
     elif not any(each.lower().endswith(TARS) for each in files):
         raise InputError(f"{folder} holds no pictures ({', '.join(EXTENSIONS)}) and no shards ({', '.join(TARS)})")
     given = {word.partition("=")[0] for word in flags}
@@ -113,6 +121,8 @@ def make_plan(folder: str, own: OwnPictures, flags: Sequence[str]) -> Plan:
     added = [text for flag, value in chosen.items() if flag not in given for text in (flag, value)]
     words = [*fixed, *added, "--data_dir", shards, *flags]
     run = parse_lora(words) if own.model_path else parse(GeneratorRun, words)
+    if pack and 0 < own.resize < run.image_size:
+        raise InputError(Fault("resize", f"must be at least {named('image_size')} ({run.image_size})", own.resize))
     logdir = run.training.logdir
     train = ["train_lora.py" if own.model_path else "train_generator.py", *words]
     sample = ["sample.py", *([*fixed, "--lora", logdir] if own.model_path else ["--model_path", logdir])]
@@ -120,11 +130,11 @@ def make_plan(folder: str, own: OwnPictures, flags: Sequence[str]) -> Plan:
     return Plan(shards, run.data.caption_field, pack, train, sample, notes)
 
 
-def _state(files: Sequence[str], name_captions: bool) -> str:
-    """What changes when a file of a folder does."""
+def _state(files: Sequence[str], own: OwnPictures) -> str:
+    """What changes when a file of a folder does, or how it is packed."""
     states = [os.stat(path, follow_symlinks=False) for path in files]
     found = [(path, each.st_size, each.st_mtime_ns) for path, each in zip(files, states, strict=True)]
-    return hashlib.sha256(repr([*found, name_captions]).encode()).hexdigest()[:8]
+    return hashlib.sha256(repr([*found, own.resize, own.name_captions]).encode()).hexdigest()[:8]
 
 
 def _preset(pictures: int) -> str:

@@ -3,10 +3,12 @@
 import shlex
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from script_running import environment, run
 from shard_making import encoded, make_shards, random_image
 from tiny_settings import GENERATOR_RUN, flags
@@ -65,10 +67,23 @@ def test_shards_are_made_again_when_the_folder_changes():
     pictures("photos", 2)
     first = plan()
     assert first.pack and first.shards.startswith("data/photos-") and plan() == first
-    assert plan(name_captions=False).shards != first.shards
+    assert plan(name_captions=False).shards != first.shards != plan(resize=64).shards
     Path("photos/red_barn 1.png").write_bytes(b"another")
     assert plan().shards != first.shards
     assert plan(shards_dir="own").shards == "own" and not Path("own").exists()
+
+
+def test_large_photographs_are_reduced_in_the_shards():
+    Path("photos").mkdir()
+    Path("photos/sea.jpg").write_bytes(encoded(random_image(600, 800), "JPEG"))
+    found = plan()
+    run(*map(str, found.pack))
+    with tarfile.open(next(Path(found.shards).glob("*.tar"))) as tar:
+        (name,) = (each for each in tar.getnames() if each.endswith(".jpg"))
+        assert Image.open(tar.extractfile(name)).size == (683, 512)
+    assert plan("--image_size", "64", resize=64).pack
+    with pytest.raises(InputError, match=r"resize is 32, but must be at least image_size \(64\)"):
+        plan("--image_size", "64", resize=32)
 
 
 def test_shards_are_taken_as_they_are():
