@@ -1,4 +1,4 @@
-"""Put U-Nets that were trained one by one together: one file with all of them, from which the decoder samples."""
+"""Assemble separately trained U-Nets into one decoder file to sample from."""
 
 import help_without_torch  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Compare the time and memory of our implementations with baselines, and print the ratios; the errors of solvers."""
+"""Print the time and memory of our implementations relative to baselines, and the errors of solvers."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Make ordinary checkpoint files of a sharded checkpoint, tensor by tensor: model….pt, ema_….pt and opt….pt."""
+"""Convert a sharded checkpoint to ordinary files, tensor by tensor: model….pt, ema_….pt and opt….pt."""
 
 import help_without_torch  # noqa: F401
 

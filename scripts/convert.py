@@ -1,5 +1,5 @@
-"""Make a checkpoint of ours of one of Improved Diffusion, Guided-Diffusion, GLIDE, Diff-DALLE or DALLE2-pytorch, or the
-reverse; or write a network of a latent cascade as one of Stable Cascade."""
+"""Convert a checkpoint of Improved Diffusion, Guided-Diffusion, GLIDE, Diff-DALLE or DALLE2-pytorch to ours, or the
+reverse; or a network of a latent cascade to Stable Cascade's."""
 
 import help_without_torch  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Sample from the bundled models; then train, sample and score at small scale, on a world that is rendered."""
+"""Sample from the bundled models; then train, sample and score at small scale, on a rendered world."""
 
 import time
 from pathlib import Path

@@ -1,5 +1,5 @@
 """Write a checkpoint of a latent cascade's network from released weights: the files of the public networks,
-torchvision's weights of the semantic encoder's backbone, or a stage B that its semantic encoder was trained with."""
+torchvision's weights of the semantic encoder's backbone, or a stage B trained with its semantic encoder."""
 
 import help_without_torch  # noqa: F401
 

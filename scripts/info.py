@@ -1,5 +1,5 @@
-"""Describe a checkpoint file or the network of a training command: parameters, FLOPs and training memory of what the
-flags say. Nothing is allocated; ``--kind generator`` or ``--kind classifier`` selects the training command.
+"""Describe a checkpoint file or the network of a training command: parameters, FLOPs and training memory. Nothing is
+allocated; ``--kind generator`` or ``--kind classifier`` selects the training command.
 ``info.py plan`` plans a run on given GPUs."""
 
 import sys

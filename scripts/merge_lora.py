@@ -1,4 +1,4 @@
-"""Put LoRAs into the weights of the network they were trained for, or take them out, and write a plain checkpoint."""
+"""Merge LoRAs into the weights of the network they were trained for, or remove them, and write a plain checkpoint."""
 
 import help_without_torch  # noqa: F401
 

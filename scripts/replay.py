@@ -1,5 +1,5 @@
-"""Compute a training step again whose gradient was not finite, as the run's flight.jsonl recorded it: its samples,
-losses and norms, and where the first value that is not finite appears."""
+"""Recompute a training step with a non-finite gradient, as the run's flight.jsonl recorded it: its samples, losses and
+norms, and where the first non-finite value appears."""
 
 import help_without_torch  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Train a network of the latent cascade (stage A, semantic encoder, stage B or C), as a file says: CONFIG.yaml."""
+"""Train a network of the latent cascade (stage A, semantic encoder, stage B or C), configured by CONFIG.yaml."""
 
 import help_without_torch  # noqa: F401
 

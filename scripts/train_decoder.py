@@ -1,4 +1,4 @@
-"""Train a decoder (image embeddings to images, a cascade of U-Nets), as a file says: --config_file FILE."""
+"""Train a decoder (image embeddings to images, a cascade of U-Nets), configured by --config_file FILE."""
 
 import help_without_torch  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Train a LoRA, and new tokens, for a trained generator, classifier or decoder, which itself stays as it is."""
+"""Train a LoRA, and new tokens, for a trained generator, classifier or decoder, which itself stays frozen."""
 
 import help_without_torch  # noqa: F401
 

@@ -37,7 +37,7 @@ class StageBDiffusion(LogSnrConfig):
 
     pyramid_noise: float = option(
         0.75,
-        "training noise with large spots: amplitude of each octave relative to the one above; 0 = white noise",
+        "pyramid noise in training: amplitude of each octave relative to the one above; 0 = white noise",
         least=0,
     )
 
@@ -46,12 +46,12 @@ class StageBDiffusion(LogSnrConfig):
 class LatentSampling:
     """Sampling"""
 
-    sampler: str = option("ancestral", "sampling algorithm, unless told otherwise", choices=SAMPLERS, free=True)
+    sampler: str = option("ancestral", "default sampling algorithm", choices=SAMPLERS, free=True)
     steps: int = option(20, "sampling steps", free=True, least=1, most=MAX_STEPS)
     guidance_scale: float = option(4.0, "scale of classifier-free guidance; 1 = off", free=True)
     guidance_rescale: float = option(
         0.7,
-        "share of the guided prediction that gets the standard deviation of the conditional one",
+        "share of the guided prediction rescaled to the conditional one's standard deviation",
         free=True,
         least=0,
         most=1,
@@ -79,8 +79,8 @@ class StageBSampling(LatentSampling):
     shift: float = option(1.0, SHIFT, free=True, above=0)
     semantic_scale: float = option(
         1.0,
-        "scale of a picture to reconstruct before the semantic encoder reads it: the ratio of the image sizes that "
-        "stages C and B are trained on",
+        "scale of a picture to reconstruct at the semantic encoder's input: ratio of the training image sizes of "
+        "stages C and B",
         free=True,
         above=0,
         most=1,
@@ -92,19 +92,19 @@ class TrainedWith:
     """What it was trained with"""
 
     image_size: int = option(
-        1024, "width and height in pixels of training images, or of a square with as many pixels", most=MAX_SIDE
+        1024, "width and height of training images in pixels, or of an equal-area square", most=MAX_SIDE
     )
-    stage_a: str = option("", "identity of the weights of stage A, which training records; empty = none")
-    stage_a_stride: int = option(4, "pixels per position of stage A's latents, which training records", most=MAX_SIDE)
-    semantic: str = option("", "identity of the weights of the semantic encoder, which training records; empty = none")
+    stage_a: str = option("", "identity of stage A's weights, recorded by training; empty = none")
+    stage_a_stride: int = option(4, "pixels per position of stage A's latents, recorded by training", most=MAX_SIDE)
+    semantic: str = option("", "identity of the semantic encoder's weights, recorded by training; empty = none")
     semantic_stride: int = option(
-        32, "pixels per position of the semantic latents, which training records", most=MAX_SIDE
+        32, "pixels per position of the semantic latents, recorded by training", most=MAX_SIDE
     )
     encoder: SemanticConfig | None = option(
-        None, "settings of a semantic encoder that is trained with stage B, which training records"
+        None, "settings of a semantic encoder trained with stage B, recorded by training"
     )
     text_clip: ClipConfig | None = option(None, "CLIP that encodes the text; none = the network's own text encoder")
-    image_clip: ClipConfig | None = option(None, "CLIP that makes image embeddings")
+    image_clip: ClipConfig | None = option(None, "CLIP for image embeddings")
 
 
 class _Autoencoder(NetworkKind):

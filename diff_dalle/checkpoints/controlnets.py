@@ -27,9 +27,9 @@ STRIDE = 8  # pixels per position of the feature maps in the probe
 class BaseRecord:
     """The base"""
 
-    identity: str = option("", "identity of the weights of the base, which training records; empty = not known yet")
+    identity: str = option("", "identity of the base's weights, recorded by training; empty = not known yet")
     image_size: int = option(
-        0, "width and height in pixels of its images in training, which training records", most=MAX_SIDE
+        0, "width and height of its training images in pixels, recorded by training", most=MAX_SIDE
     )
 
 

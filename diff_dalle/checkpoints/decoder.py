@@ -36,15 +36,15 @@ class ClipConfig:
     }
     idle: ClassVar[dict[str, tuple]] = {"base_model_kwargs": (None, {})}
 
-    make: str = option("openai", "where it comes from; openai = open_clip's copy of OpenAI's weights", choices=CLIPS)
-    model: str = option("ViT-L/14", "its name there; diff_dalle: path of a checkpoint of train_classifier.py")
+    make: str = option("openai", "its maker; openai = open_clip's copy of OpenAI's weights", choices=CLIPS)
+    model: str = option("ViT-L/14", "its name there; diff_dalle: path of a train_classifier.py checkpoint")
 
-    identity: str = option("", "identity of its weights, which training records; empty = not known")
+    identity: str = option("", "identity of its weights, recorded by training; empty = not known")
     outputs: str = option(
         "unit",
-        "what of it is read: unit = embeddings of norm 1 and token states after the last norm, zeros at padding; "
-        "released = embeddings as projected and states before that norm, also at padding, as the released stages of "
-        "the latent cascade read them",
+        "outputs to use: unit = embeddings of norm 1 and token states after the last norm, zeros at padding; "
+        "released = embeddings as projected and states before that norm, also at padding, as in the released stages "
+        "of the latent cascade",
         choices=CLIP_OUTPUTS,
     )
 
@@ -86,14 +86,14 @@ class DecoderConfig:
     )
     image_size: int | None = option(
         None,
-        "in place of image_sizes, those of a single U-Net; beside image_sizes any number, which is not used",
+        "width and height for a single U-Net, in place of image_sizes; unused if image_sizes is given",
         most=MAX_SIDE,
     )
     channels: int = option(3, "image channels of all U-Nets: 3 = RGB, 1 = grayscale", most=MAX_WIDTH)
     timesteps: int = option(1000, "number of noising steps T in training", least=1, most=MAX_STEPS)
     sample_timesteps: tuple[int | None, ...] = option(
         (None,),
-        f"sampling steps: fewer than timesteps = by ddim, none = all of them, ancestral{_FOR_EACH}",
+        f"sampling steps: fewer than timesteps = ddim, none = all steps, ancestral{_FOR_EACH}",
         free=True,
         most=MAX_STEPS,
     )
@@ -104,7 +104,7 @@ class DecoderConfig:
         tuple(SCHEDULES),
     )
     learned_variance: tuple[bool, ...] = option((True,), f"learn the variance of a sampling step{_FOR_EACH}")
-    clip: ClipConfig | None = option(None, "CLIP that makes the embeddings where the data have none")
+    clip: ClipConfig | None = option(None, "CLIP that computes embeddings missing from the data")
     image_cond_drop_prob: float = option(
         0.1, "probability of dropping the image embedding in training", least=0, most=1
     )
@@ -128,9 +128,9 @@ class DecoderConfig:
         True, "make low-resolution images at the U-Net before's size; False = at the U-Net's own"
     )
     blur_prob: float = option(0.5, "probability of the blur of a low-resolution image", least=0, most=1)
-    blur_sigma: tuple[float, ...] = option((0.6,), "its standard deviation in pixels, or LOW,HIGH of a range")
+    blur_sigma: tuple[float, ...] = option((0.6,), "standard deviation of the blur in pixels, or LOW,HIGH")
     blur_kernel_size: tuple[int, ...] = option(
-        (3,), "width of its kernel in pixels, odd, or LOW,HIGH of a range", most=MAX_KERNEL
+        (3,), "width of the blur kernel in pixels, odd, or LOW,HIGH", most=MAX_KERNEL
     )
     lowres_noise_sample_level: float = option(
         0.2,

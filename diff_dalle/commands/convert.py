@@ -34,47 +34,47 @@ class ConvertConfig:
 
     model_path: str = option(
         "",
-        "checkpoint of Improved Diffusion, Guided-Diffusion, GLIDE, the original Diff-DALLE or a decoder of "
-        "DALLE2-pytorch; with another `to`, one of ours",
+        "checkpoint of Improved Diffusion, Guided-Diffusion, GLIDE, the original Diff-DALLE or a DALLE2-pytorch "
+        "decoder; for another `to`, one of ours",
     )
-    out: str = option("converted.pt", "file to write, local or remote; it must not exist")
+    out: str = option("converted.pt", "output file, local or remote; must not exist yet")
     to: str = option(
         "diff_dalle",
-        "what to write: our checkpoint; weights in the layout of Guided-Diffusion and GLIDE; weights in that of the "
-        "original Diff-DALLE; a base generator's U-Net under Guided-Diffusion's names where it has such layers, as "
-        "safetensors with a table of names; a network, ControlNet or LoRA of a latent cascade as Stable Cascade's; a "
-        "decoder, or a U-Net of one, as DALLE2-pytorch's",
+        "output format: our checkpoint; weights in the layout of Guided-Diffusion and GLIDE; weights in that of the "
+        "original Diff-DALLE; a base generator's U-Net, with Guided-Diffusion's names for layers found there, as "
+        "safetensors with a table of names; a network, ControlNet or LoRA of a latent cascade for Stable Cascade; a "
+        "decoder, or one of its U-Nets, for DALLE2-pytorch",
         choices=FORMATS,
     )
     bpe_path: str = option(
         "",
-        "merge file of the vocabulary of a network that reads text: for GLIDE GPT-2's vocab.bpe, for Diff-DALLE CLIP's "
-        "bpe_simple_vocab_16e6.txt.gz, or clip",
+        "merge file of a text-conditional network's tokenizer: for GLIDE, GPT-2's vocab.bpe; for Diff-DALLE, CLIP's "
+        "bpe_simple_vocab_16e6.txt.gz or clip",
     )
-    image_size: int | None = option(None, "resolution in pixels; none = as published, of a network with these shapes")
+    image_size: int | None = option(None, "resolution in pixels; none = as published for a network of these shapes")
     small_size: int | None = option(None, "input resolution of an upsampler in pixels; none = as published")
     num_heads: int | None = option(None, "attention heads; none = as published")
     num_head_channels: int | None = option(
         None, "channels per attention head, overrides num_heads; none = as published"
     )
     num_heads_upsample: int | None = option(
-        None, "attention heads of the decoder, where num_heads says the encoder's; -1 = the same; none = as published"
+        None, "attention heads of the decoder, if num_heads is the encoder's; -1 = the same; none = as published"
     )
     enc_heads: int | None = option(
-        None, "attention heads of the text encoder; none = as published, in Diff-DALLE one for 64 channels"
+        None, "attention heads of the text encoder; none = as published; Diff-DALLE: one per 64 channels"
     )
     text_length: int | None = option(None, "Diff-DALLE: tokens of a caption in training; none = 48")
     use_new_attention_order: bool | None = option(
         None,
-        "rows of projections there are ordered by query, key and value before heads; none = as published, else False",
+        "it orders projection rows by query, key and value before heads; none = as published, else False",
     )
     decoder_config: str = option(
         "",
-        "DALLE2-pytorch: file of the training, whose decoder section has the settings",
+        "DALLE2-pytorch: training file, whose decoder section has the settings",
         needs=("to", "diff_dalle"),
     )
     unet: int | None = option(
-        None, "DALLE2-pytorch: number of the U-Net, from 0 on, in a file of one of several", needs=("decoder_config",)
+        None, "DALLE2-pytorch: index from 0 of the U-Net, in a file of one of several", needs=("decoder_config",)
     )
     text_path: str = option(
         "", "GLIDE's noised CLIP: its text encoder; model_path is its image encoder", needs=("to", "diff_dalle")
@@ -83,8 +83,8 @@ class ConvertConfig:
     clip_path: str = option("", "CLIP whose tokens the LoRA trains; none = that of base", needs=("base",))
     drop_no_class: bool = option(
         False,
-        'to Guided-Diffusion: leave out the embedding for "no class", which has no place there, and with it '
-        "classifier-free guidance by classes",
+        'to Guided-Diffusion: drop the "no class" embedding, which has no place there, and with it classifier-free '
+        "guidance by class",
     )
     noise_schedule: str | None = option(None, "noise schedule of the training; none = as published")
     diffusion_steps: int | None = option(None, "number of noising steps in training; none = as published")

@@ -13,7 +13,7 @@ class ConsolidateConfig:
     """Consolidating"""
 
     model_path: str = option("", "sharded checkpoint: the folder sharded… in a log directory")
-    out: str = option("", "folder for the files; none = beside the checkpoint, where its run would have them")
+    out: str = option("", "output folder; none = beside the checkpoint, where its run would write them")
 
     def faults(self) -> Iterator[Fault]:
         if not self.model_path:
@@ -36,7 +36,7 @@ class AssembleConfig:
     model_paths: tuple[str, ...] = option(
         (), "checkpoints of the U-Nets of a decoder, ema_….pt or model….pt, in any order; some may hold several"
     )
-    out: str = option("decoder.pt", "file to write, local or remote; it must not exist")
+    out: str = option("decoder.pt", "output file, local or remote; must not exist yet")
 
     def faults(self) -> Iterator[Fault]:
         if not self.model_paths:

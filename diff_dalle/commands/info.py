@@ -36,7 +36,7 @@ class InfoConfig:
 
     model_path: str = option("", "checkpoint file; empty = the network that the other settings describe")
     processes: int = option(
-        1, "number of processes, for the memory of each under --parallel", least=1, most=MAX_PROCESSES
+        1, "number of processes, for memory per process under --parallel", least=1, most=MAX_PROCESSES
     )
 
 

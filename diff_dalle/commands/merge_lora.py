@@ -29,9 +29,9 @@ class MergeConfig:
     lora: tuple[str, ...] = lora_option()
     accept_changed_base: bool = accept_option()
     remove: bool = option(
-        False, "take the LoRAs out of the weights again, which model_path has them in, up to rounding, and their tokens"
+        False, "remove the LoRAs, up to rounding, and their tokens from model_path, into which they were merged"
     )
-    out: str = option("merged.pt", "file to write, local or remote; it must not exist")
+    out: str = option("merged.pt", "output file, local or remote; must not exist yet")
 
     def faults(self) -> Iterator[Fault]:
         for name in ("model_path", "lora"):

@@ -44,13 +44,13 @@ class OwnPictures:
     )
     resize: int = option(
         512,
-        "shorter side in pixels to which larger pictures are resized in the shards, since decoding a photograph of a "
-        "camera takes longer than a training step; 0 = as they are",
+        "shorter side in pixels to which larger pictures are resized in the shards, since decoding a camera's "
+        "photograph takes longer than a training step; 0 = not resized",
         least=0,
         most=MAX_SIDE,
     )
     name_captions: bool = option(
-        True, "caption a picture that has no caption by the words of its file name, or else of its folder"
+        True, "caption a picture without a caption by the words of its file name, or else of its folder"
     )
     plan: bool = option(False, "print what would be done and exit")
 

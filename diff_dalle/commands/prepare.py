@@ -38,7 +38,7 @@ def rendering(world: type[RenderedWorld]) -> Subcommand:
         "__module__": __name__,
         "__annotations__": {"out_dir": str, "processes": int, name: kind},
         "out_dir": option(f"data/{name}", "folder for the shards of its splits, local or remote"),
-        "processes": option(0, "processes that render; 0 = one per core", least=0),
+        "processes": option(0, "rendering processes; 0 = one per core", least=0),
         name: section(kind),
     }
 
@@ -55,7 +55,7 @@ class EmojiRun:
     out_dir: str = option(
         "data/emoji", "folder for the shards of train and of the held-out names and combinations, local or remote"
     )
-    font: str = option("", "a font of color bitmaps; empty = Noto Color Emoji, in the usual folders")
+    font: str = option("", "color bitmap font; empty = Noto Color Emoji, in the usual folders")
     emoji: EmojiConfig = section(EmojiConfig)
 
 
@@ -117,8 +117,8 @@ COMMANDS = {
     "emoji": Subcommand("Render the emoji of a font into shards.", EmojiRun, emoji),
     "folder": Subcommand("Pack a folder of captioned images into shards.", PackingConfig, folder),
     "inspect": Subcommand("Describe the content of shards.", InspectionConfig, inspect),
-    "embeddings": Subcommand("Compute the embeddings of all samples of shards.", EmbeddingsRun, embeddings),
-    "latents": Subcommand("Compute what stages B and C train on in place of pixels.", LatentsConfig, latents),
+    "embeddings": Subcommand("Compute the embeddings of all samples in shards.", EmbeddingsRun, embeddings),
+    "latents": Subcommand("Compute the latents and embeddings for stages B and C.", LatentsConfig, latents),
 }
 
 

@@ -13,7 +13,7 @@ class ReplayConfig:
     """Step"""
 
     logdir: str = option("", "log directory of the run")
-    step: int = option(0, "number of the step in flight.jsonl; 0 = the last one there")
+    step: int = option(0, "number of the step in flight.jsonl; 0 = the last one")
     data_dir: tuple[str, ...] = option((), "the run's shards, if they have moved; none = where they were")
 
     def faults(self) -> Iterator[Fault]:

@@ -45,11 +45,11 @@ class ExpectedModel(_ExpectedModel):  # type: ignore[valid-type, misc]
     """Checks of the checkpoint's network"""
 
     class_cond: bool | None = option(
-        None, "if given, must be the checkpoint's; whether the generator is class-conditional", free=True
+        None, "must match the checkpoint if given; whether the generator is class-conditional", free=True
     )
     use_new_attention_order: bool | None = option(
         None,
-        "if given, must be the file's, where Guided-Diffusion wrote it; whether rows of projections are ordered by "
+        "must match a file by Guided-Diffusion if given; whether projection rows are ordered by "
         "query, key and value before heads",
         free=True,
     )
@@ -60,7 +60,7 @@ class ExpectedClassifier(_ExpectedClassifier):  # type: ignore[valid-type, misc]
     """Checks of the classifier's network"""
 
     classifier_pool: str | None = option(
-        None, "if given, must be the checkpoint's; how the last feature map becomes one vector", free=True
+        None, "must match the checkpoint if given; pooling of the last feature map", free=True
     )
 
 
@@ -77,7 +77,7 @@ class PromptConfig:
     accept_changed_base: bool = accept_option()
     prompts: str = option(
         "",
-        "prompts, separated by |; for a decoder without text and without images, their embeddings stand in for those",
+        "prompts, separated by |; for a decoder without text and images, their embeddings replace those of images",
     )
     prompts_file: str = option("", "text file with one prompt per line")
     data_dir: tuple[str, ...] = option(
@@ -94,15 +94,15 @@ class PromptConfig:
     base_samples: str = option(
         "",
         ".npz file of low-resolution images (arr_0) and classes (arr_1), as sampling writes it, for an upsampler, "
-        "which model_path may name then; used in turn",
+        "which model_path may then be; used in turn",
     )
     init_image: tuple[str, ...] = option(
         (), "images to edit, used in turn: image to image (strength), variations (variation), or inpainting (mask)"
     )
     mask: tuple[str, ...] = option(
         (),
-        "masks of init_image, of the same sizes, used in turn: white = inpainted, black = unchanged; of a drawing on a "
-        "transparent layer, what is drawn; of a picture with transparent holes, the holes; of labels, 1",
+        "masks of init_image, of the same sizes, used in turn: white = inpainted, black = unchanged; on a "
+        "transparent layer, the drawing is inpainted; in a picture with transparent holes, the holes; in labels, 1",
     )
     whole_mask: bool = option(False, "accept a mask or control_mask that inpaints everything or nothing")
     embeddings: str = option(
@@ -110,30 +110,28 @@ class PromptConfig:
     )
     images: tuple[str, ...] = option(
         (),
-        "images whose variations a decoder or stage C makes, by the embeddings of its CLIP: files and folders, used in "
-        "turn",
+        "images to vary by a decoder or stage C, from their CLIP embeddings: files and folders, used in turn",
     )
     reconstruct: tuple[str, ...] = option(
         (),
-        "pictures that stages B and A of a latent cascade make again from their semantic latents: files and folders, "
+        "pictures to reconstruct from semantic latents by stages B and A of a latent cascade: files and folders, "
         "used in turn",
         needs=("stage_b",),
     )
     image_weights: tuple[float, ...] = option(
         (),
-        "mix the images into one embedding: the sum of theirs with these weights, scaled to unit norm; below 0 = away "
-        "from an image",
+        "weights to mix the images' embeddings into one, scaled to unit norm; below 0 = away from an image",
     )
     interpolate: int = option(
         0,
-        "number of steps from the embedding of the first of two images to that of the second, both included, with the "
-        "same noise; 0 = off",
+        "number of interpolation steps between the embeddings of two images, both included, with the same noise; 0 = "
+        "off",
         most=MAX_BATCH,
     )
     clip_path: str = option(
         "",
-        "CLIP of a decoder's or latent cascade's training, for images and prompts, if it is not where the checkpoint "
-        "says; spelled as in prepare_data.py embeddings",
+        "CLIP that the decoder or latent cascade was trained with, for images and prompts, if not where the "
+        "checkpoint says; as in prepare_data.py embeddings",
     )
     clip_make: str | None = option(
         None, "its maker; none = as the checkpoint says, else diff_dalle", choices=CLIPS, needs=("clip_path",)
@@ -149,7 +147,7 @@ class PromptConfig:
         (), "HEIGHT,WIDTH of the images in pixels, after all upsamplers; none = as trained", most=MAX_SIDE
     )
     precision: str = option("auto", "floating-point precision of the network", choices=PRECISIONS)
-    bpe_path: str = option("", "tokenizer merge file, for checkpoints of earlier versions that do not hold theirs")
+    bpe_path: str = option("", "tokenizer merge file, for checkpoints of earlier versions that lack theirs")
     logdir: str = option("", "output folder; empty = $OPENAI_LOGDIR, else a new one in ./samples")
 
     def faults(self) -> Iterator[Fault]:

@@ -32,7 +32,7 @@ class ModelsConfig:
         "LoRAs that a request can choose, each by its file name or as NAME=PATH says; with several models as "
         "MODEL=PATH or MODEL=NAME=PATH",
     )
-    controlnet: tuple[str, ...] = option((), f"ControlNet by which a request can steer the sampling{_OF_A_MODEL}")
+    controlnet: tuple[str, ...] = option((), f"ControlNet with which a request can steer sampling{_OF_A_MODEL}")
     precision: str = option("auto", "floating-point precision of the networks", choices=PRECISIONS)
 
 
@@ -40,12 +40,11 @@ class ModelsConfig:
 class AddressConfig:
     """Address"""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 = all of this machine, for anyone who can reach it")
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 = all interfaces, for anyone who can reach one")
     port: int = option(7860, "port to listen on", least=1, most=65535)
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "further names by which browsers reach the server, such as a proxy's; none = host alone, or any name with host "
-        "0.0.0.0",
+        "further host names that browsers may use, such as a proxy's; none = host alone, or any name with host 0.0.0.0",
     )
 
     def names(self) -> frozenset[str] | None:
@@ -65,19 +64,19 @@ class Limits:
     max_steps: int = option(250, "largest number of sampling steps", least=1, most=MAX_STEPS)
     max_images: int = option(
         8,
-        "largest number of images in one request; of images larger than the model's own fewer",
+        "largest number of images in one request; fewer if larger than the model's own",
         least=1,
         most=MAX_BATCH,
     )
     max_prompt: int = option(1000, "largest number of characters in a prompt", least=1)
-    max_queue: int = option(8, "requests that may wait; one more is answered: busy, try again", least=1, most=MAX_BATCH)
+    max_queue: int = option(8, "waiting requests; further ones are answered: busy, try again", least=1, most=MAX_BATCH)
     max_body: int = option(16, "largest body of a request in MiB, pictures included", least=1)
-    max_pixels: int = option(16, "most pixels of an uploaded picture, in millions", least=1)
+    max_pixels: int = option(16, "largest uploaded picture, in millions of pixels", least=1)
     max_disk: int = option(
-        512, "most MiB on disk of pictures that visitors uploaded and were shown; the oldest are deleted", least=1
+        512, "most MiB on disk of pictures uploaded by and shown to visitors; the oldest are deleted", least=1
     )
     max_seconds: int = option(
-        300, "longest time to sample one request in seconds, without that spent waiting", least=1, most=MAX_SECONDS
+        300, "longest sampling time of a request in seconds, without waiting", least=1, most=MAX_SECONDS
     )
 
     def faults(self) -> Iterator[Fault]:

@@ -20,16 +20,16 @@ class PushConfig:
     """Sending a model"""
 
     model_path: tuple[str, ...] = option(
-        (), "checkpoint of a generator, decoder, stage C or ControlNet; or a model folder, which is sent as it is"
+        (), "checkpoint of a generator, decoder, stage C or ControlNet; or a model folder, sent unchanged"
     )
     upsampler_paths: tuple[str, ...] = option((), "checkpoints of upsamplers, in order of increasing resolution")
     classifier_path: str = option("", "checkpoint of a classifier")
     stage_b: str = option("", "checkpoint of stage B of a latent cascade")
     stage_a: str = option("", "checkpoint of stage A of a latent cascade")
     semantic: str = option("", "checkpoint of the semantic encoder of a latent cascade")
-    lora: str = option("", "LoRA, instead of a model: what sample.py takes as --lora")
-    to: str = option("", f"where to send it: {PLACE}")
-    private: bool = option(True, "a repository of the hub that is made can be seen by its owner only")
+    lora: str = option("", "LoRA instead of a model, as for sample.py --lora")
+    to: str = option("", f"destination: {PLACE}")
+    private: bool = option(True, "a new repository on the hub is visible to its owner only")
     precision: str = option("fp16", "precision of the weights", choices=("fp16", "fp32"))
     report_dir: str = option("", "folder of evaluate.py's report, whose scores and pictures go with the model")
     title: str = option("", "title of the card; empty = the last part of to")
@@ -109,6 +109,6 @@ def pull(config: PullConfig) -> list[str]:
 
 
 COMMANDS = {
-    "push": Subcommand("Write a model of checkpoints, with its card, to where others can read it.", PushConfig, push),
+    "push": Subcommand("Publish checkpoints as a model with a card.", PushConfig, push),
     "pull": Subcommand("Copy a model to a folder.", PullConfig, pull),
 }

@@ -19,7 +19,7 @@ class VocabularyConfig:
 
     data_dir: tuple[str, ...] = option(
         (),
-        "shards whose captions to learn from; empty = WordNet's glosses, and usual words of captions",
+        "shards of captions to learn from; empty = WordNet's glosses and common words of captions",
     )
     caption_field: str = caption_option()
     wordnet_dir: str = option("/usr/share/wordnet", "folder with WordNet's data.* files (Debian: package wordnet-base)")

@@ -16,8 +16,8 @@ from .command_line import parse
 class WatchConfig:
     """Page"""
 
-    logdirs: tuple[str, ...] = option((), "log directories of runs to compare; also without the flag, before all flags")
-    refresh_seconds: float = option(10.0, "seconds between looks at the folders", least=1, most=MAX_SECONDS)
+    logdirs: tuple[str, ...] = option((), "log directories of runs to compare; also as arguments before all flags")
+    refresh_seconds: float = option(10.0, "seconds between reads of folders", least=1, most=MAX_SECONDS)
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 = reachable from other machines, without a password")
     port: int = option(7861, "port to listen on; 0 = any free one", least=0, most=65535)
 

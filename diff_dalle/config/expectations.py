@@ -21,7 +21,7 @@ def expectations(config_class, title: str, leave_out: Sequence[str] = ()) -> Any
     ``--help``."""
     found = [leaf for leaf in leaves(config_class) if leaf.name not in leave_out]
     found = [
-        replace(leaf, help=f"if given, must be the checkpoint's; {leaf.help}", needs=(), bounds=Bounds())
+        replace(leaf, help=f"must match the checkpoint if given; {leaf.help}", needs=(), bounds=Bounds())
         for leaf in found
     ]
     return _optional(f"Expected{config_class.__name__}", found, title, MUST_EQUAL)

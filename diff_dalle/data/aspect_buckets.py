@@ -27,12 +27,12 @@ class AspectConfig:
 
     multi_aspect_ratio: tuple[str, ...] = option(
         (),
-        "width / height of training images, such as 1/1,2/3,9/16: they keep the pixels of the square, reciprocals are "
-        "added, each image goes to the nearest, and each batch has one; none = squares",
+        "width / height of training images of the square's area, such as 1/1,2/3,9/16: reciprocals are added, each "
+        "image takes the nearest, and each batch has one; none = squares",
     )
     bucketeer_random_ratio: float = option(
         0.05,
-        "fraction of samples that go to a random aspect ratio instead",
+        "fraction of samples assigned a random aspect ratio instead",
         needs=("multi_aspect_ratio",),
         least=0,
         most=1,
@@ -46,14 +46,13 @@ class AspectConfig:
     )
     bucket_distance: str = option(
         "linear",
-        "how far two ratios are apart: by their difference, or by that of their logarithms, which treats both "
-        "orientations alike",
+        "distance of two ratios: their difference, or that of their logarithms, which treats both orientations alike",
         choices=("linear", "log"),
         needs=("multi_aspect_ratio",),
     )
     bucket_crop: str = option(
         "random",
-        "which part of an image that covers its size is cut out; held-out images are cropped in the center",
+        "crop of an image resized to cover its bucket; held-out images are center-cropped",
         choices=("random", "center"),
         needs=("multi_aspect_ratio",),
     )

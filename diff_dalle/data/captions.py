@@ -67,7 +67,7 @@ def caption_option() -> Any:
     return option(
         "txt",
         "location of captions in shards: extension of a text member, json:FIELD, or a pair of an extension and a "
-        f'way to read it, such as ["json", "old_caption"]: {", ".join(GETTERS)}',
+        f'getter, such as ["json", "old_caption"]: {", ".join(GETTERS)}',
         nested=True,
         needs=("data_dir",),
     )

@@ -52,8 +52,8 @@ def filters_option() -> Any:
     """The setting ``dataset_filters`` of every command that reads samples from shards."""
     return option(
         (),
-        "conditions on the samples' json; those that do not meet all of them are left out: expressions such as "
-        'aesthetic_score > 4.5, or pairs such as ["aesthetic_score", "lambda s: s > 4.5"]',
+        "conditions on the samples' json, all of which a sample must meet: expressions such as aesthetic_score > "
+        '4.5, or pairs such as ["aesthetic_score", "lambda s: s > 4.5"]',
         nested=True,
     )
 

@@ -85,7 +85,7 @@ class InspectionConfig:
     )
     image_size: int = option(
         256,
-        "side in pixels of the square with as many pixels as the buckets",
+        "side in pixels of a square with the buckets' area",
         needs=("multi_aspect_ratio",),
         least=1,
         most=MAX_SIDE,

@@ -39,16 +39,16 @@ class PackingConfig:
 
     source: str = option(
         "",
-        "folder of images (searched recursively), each with a caption: a .txt of the same name beside it, or a row of "
-        "metadata.jsonl or metadata.csv in its folder or one above with its file_name",
+        "folder of images (searched recursively), each with a caption: a .txt of the same name beside it, or a row "
+        "with its file_name in a metadata.jsonl or metadata.csv in its folder or above",
     )
     out_dir: str = option("", "new or empty folder for the shards, local or remote")
     caption_column: str = option("caption", "field of the metadata that holds a caption or a list of captions")
     captions: bool = option(True, "skip images without a caption")
     name_captions: bool = option(
         False,
-        "caption an image that has none by the words of its file name, a red barn for a_red-barn_02.png, or, where a "
-        "camera named it, of its folder",
+        "caption an image without one by the words of its file name (a red barn for a_red-barn_02.png), or of its "
+        "folder if a camera named it",
     )
     resize: int = option(
         0, "shorter side in pixels to which larger images are downsampled; 0 = keep the files", least=0, most=MAX_SIDE

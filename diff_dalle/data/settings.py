@@ -20,8 +20,8 @@ MAX_WORKERS = 16  # of a process that are started unasked
 def workers_option() -> Any:
     return option(
         None,
-        "data workers per training process; auto = 2, and for a GPU all cores but one that the process may use, at "
-        f"most {MAX_WORKERS}; 0 = load in the training process",
+        "data workers per training process; auto = 2, or for a GPU all but one of the process's cores, at most "
+        f"{MAX_WORKERS}; 0 = load in the training process",
         free=True,
         least=0,
     )
@@ -41,8 +41,7 @@ class DataConfig:
     dataset_filters: tuple[str, ...] = filters_option()
     transforms: tuple[TransformConfig, ...] = option(
         (),
-        "transforms of images, by torchvision's names, before the center crop at the training size; instead of "
-        "random_crop",
+        "image transforms, by torchvision's names, before the center crop at the training size; instead of random_crop",
         keyed="name",
     )
     random_crop: bool = option(False, "random crop, 80–100 % of the shorter side, instead of a center crop")
@@ -51,22 +50,22 @@ class DataConfig:
     )
     saliency: str = option(
         "",
-        "crop around what an image shows, as a saliency map finds it: opencv (extra saliency), or the name of an entry "
-        "point in the group diff_dalle.saliency of an installed package; empty = in the center or random_crop",
+        "crop around the salient part of an image: opencv (extra saliency), or an installed package's entry point in "
+        "the group diff_dalle.saliency; empty = in the center or random_crop",
     )
     exact_decode: bool = option(
         False, "decode jpegs at full size: slower, pixels equal to Guided-Diffusion's instead of close (45 dB)"
     )
     decode_scale: int = option(
         SCALE,
-        "least size of a jpeg as it is decoded, relative to the size that it is downsampled to, unless exact_decode: "
-        "2 = 45 dB, 1 = 41 dB and faster",
+        "minimum decoded size of a jpeg, relative to the size it is downsampled to, unless exact_decode: 2 = 45 dB, "
+        "1 = 41 dB and faster",
         least=1,
         most=MAX_BATCH,
     )
     decoder: str = option(
         "pillow",
-        "library that decodes jpegs, with the same pixels: simplejpeg is faster and needs the extra jpeg",
+        "jpeg decoder; both yield the same pixels; simplejpeg is faster and needs the extra jpeg",
         choices=DECODERS,
     )
     max_pixels: int = option(MAX_PIXELS, "maximum width × height of an image; larger ones count as broken", least=1)
@@ -79,8 +78,8 @@ class DataConfig:
     )
     streams: int = option(
         0,
-        "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the number of "
-        "nodes, when the run starts, and the same when it resumes",
+        "interleaved streams of an epoch, which determine its order; 0 = 8, or the next multiple of the number of "
+        "nodes, fixed when the run starts",
         least=0,
         most=MAX_PROCESSES,
     )
@@ -92,7 +91,7 @@ class DataConfig:
     prefetch: int = option(4, "batches prepared in advance by all workers together", free=True, least=1, most=MAX_BATCH)
     data_timeout: float = option(
         1200.0,
-        "seconds without samples from the data workers after which the run saves and stops",
+        "save and stop after this many seconds without samples from the data workers",
         free=True,
         least=1,
         most=MAX_SECONDS,

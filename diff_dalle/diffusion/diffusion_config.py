@@ -62,8 +62,7 @@ class DiffusionConfig(NoiseConfig):
     )
     loss_space: str | None = option(
         None,
-        "flow: what the error is measured of, to which that of the network's prediction is converted; none = the "
-        "prediction",
+        "flow: quantity whose error is the loss, converted from that of the prediction; none = the prediction",
         choices=TARGETS,
         needs=("noise_schedule", FLOW),
     )

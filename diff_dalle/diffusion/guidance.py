@@ -48,13 +48,13 @@ class GuidanceConfig:
     )
     guidance_scale_end: float | None = option(
         None,
-        "scale at the image end of the process, to which it changes linearly in time from guidance_scale at the noise "
-        "end; none = constant",
+        "scale at the image end of the process, reached linearly in time from guidance_scale at the noise end; none "
+        "= constant",
         free=True,
     )
     guidance_rescale: float = option(
         0.0,
-        "share of the guided prediction that gets the standard deviation of the conditional one, 0–1, against too much "
+        "share of the guided prediction rescaled to the conditional one's standard deviation, 0–1, against excess "
         "contrast at large scales; 0 = off",
         free=True,
         least=0,
@@ -65,8 +65,8 @@ class GuidanceConfig:
     )
     perturbed_attention_scale: float = option(
         0.0,
-        "scale of perturbed-attention guidance, away from what the network predicts when every position attends to "
-        "itself alone, so that distant parts of the image agree; 0 = off",
+        "scale of perturbed-attention guidance, away from the prediction in which each position attends only to "
+        "itself, so that distant parts of the image agree; 0 = off",
         free=True,
     )
     perturbed_attention_interval: tuple[float, ...] = option(

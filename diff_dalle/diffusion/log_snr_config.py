@@ -33,18 +33,18 @@ class LogSnrConfig:
 
     log_snr_schedule: str = option(
         "cosine",
-        "log signal-to-noise ratio (log-SNR) over time; two are distributions to train on: edm_train that of Karras et "
-        "al. 2022, adaptive in proportion to the running loss",
+        "log signal-to-noise ratio (log-SNR) over time; two are training distributions: edm_train (Karras et al. "
+        "2022), and adaptive, in proportion to the running loss",
         choices=(*LOG_SNR_SCHEDULES, ADAPTIVE),
     )
     log_snr_interpolation: str | None = option(
         None,
-        "another schedule that the first one passes into towards the clean sample: t × the first + (1 − t) × this one; "
-        "none = the first alone",
+        "second schedule, blended in toward the clean sample: t × the first + (1 − t) × this one; none = the first "
+        "alone",
         choices=LOG_SNR_SCHEDULES,
     )
     log_snr_steps: int = option(
-        0, "number of evenly spaced times that training is limited to; 0 = continuous time", least=0, most=MAX_STEPS
+        0, "number of evenly spaced training times; 0 = continuous time", least=0, most=MAX_STEPS
     )
     squeeze_log_snr: bool = option(
         False,
@@ -73,20 +73,20 @@ class LogSnrConfig:
     )
     noise_condition: str = option(
         "cosine",
-        "how the network is told the noise level: as time on the schedule cosine or stable_diffusion (0 = clean), as "
-        "share of x_start (rectified_flow), share of noise × 1,000 (flow_steps), sigmoid(−log-SNR), log(σ)/4 (edm), "
-        "log_snr itself, or sigma = σ/α",
+        "noise level as input to the network: time on the schedule cosine or stable_diffusion (0 = clean), share of "
+        "x_start (rectified_flow), share of noise × 1,000 (flow_steps), sigmoid(−log-SNR), log(σ)/4 (edm), log_snr "
+        "itself, or sigma = σ/α",
         choices=NOISE_CONDITIONS,
     )
     noise_condition_steps: int = option(
         0,
-        "number of levels that the noise condition is rounded down to, 0 = clean; 0 = continuous",
+        "number of levels to round the noise condition down to, the lowest clean; 0 = continuous",
         least=2,
         besides=(0,),
         most=MAX_STEPS,
     )
     sigma_data: float = option(
-        1.0, "standard deviation of the data, in which sigma is measured", needs=("noise_condition", "sigma"), above=0
+        1.0, "standard deviation of the data, the unit of sigma", needs=("noise_condition", "sigma"), above=0
     )
     loss_weighting: tuple[str, ...] = option(
         ("p2",),
@@ -116,13 +116,12 @@ class LogSnrConfig:
     loss_weight_limits: tuple[float, ...] = option((1e-7, 1e7), "smallest and largest weight of the error, LOW,HIGH")
     loss_space: str | None = option(
         None,
-        "what the error is measured of, to which that of the network's prediction is converted, before weighting; none "
-        "= the prediction",
+        "quantity whose error is weighted, converted from that of the network's prediction; none = the prediction",
         choices=TARGETS,
     )
     loss_space_limit: float = option(
         0.05,
-        "the conversion to loss_space divides the error by σ (prediction x_start) or α (eps), but by no less than this",
+        "lower limit of σ (prediction x_start) or α (eps), by which the conversion to loss_space divides the error",
         needs=("loss_space",),
         least=0,
     )
@@ -131,7 +130,7 @@ class LogSnrConfig:
     )
     pyramid_noise: float = option(
         0.0,
-        "training noise with large spots: amplitude of each octave relative to the one above; 0 = white noise",
+        "pyramid noise in training: amplitude of each octave relative to the one above; 0 = white noise",
         least=0,
     )
 

@@ -18,8 +18,8 @@ def preview_share_option(needs: Sequence[str] = ()) -> Any:
     """The setting that all previews share."""
     return option(
         0.05,
-        "most that all previews may take of the run, in forward passes, of which a training step has three per sample: "
-        "in short runs they have fewer images and sampling steps, at least one; none = no limit",
+        "maximum share of the run for all previews, in forward passes (three per sample in a training step): in "
+        "short runs they have fewer images and sampling steps, at least one; none = no limit",
         free=True,
         needs=needs,
         above=0,
@@ -31,7 +31,7 @@ class PreviewConfig:
     """Preview grids"""
 
     sample_interval: int = option(
-        5000, "steps between preview grids, of which the last step has one too; 0 = no previews", free=True, least=0
+        5000, "steps between preview grids, with another at the last step; 0 = no previews", free=True, least=0
     )
     preview_samples: int = option(
         16,

@@ -59,7 +59,7 @@ class SamplerConfig:
     )
     steps: int | None = option(
         None,
-        f"number of sampling steps; 0 = all steps of the process, none = {DEFAULT_STEPS}, or all of fewer",
+        f"number of sampling steps; 0 = all steps of the process, none = {DEFAULT_STEPS}, or all if fewer",
         free=True,
         least=0,
         most=MAX_STEPS,
@@ -67,16 +67,16 @@ class SamplerConfig:
     eta: float = option(0.0, "randomness of ddim; 0 = deterministic, 1 = as random as ancestral", free=True, least=0)
     spacing: str | None = option(
         None,
-        "which steps: even from first to last, leading or trailing with a constant stride from the clean or the noise "
-        "end, even in log_snr or in the time of a rectified flow, or those of karras (rho 7); none = log_snr on the "
-        "noise schedule linear, even on flow, else flow",
+        "spacing of the steps: even from first to last, leading or trailing with a constant stride from the clean or "
+        "noise end, even in log_snr or in rectified-flow time, or karras (rho 7); none = log_snr for the noise "
+        "schedule linear, even for flow, else flow",
         choices=SPACINGS,
         free=True,
     )
     timestep_respacing: str | None = option(
         None,
-        "the steps as Guided-Diffusion spells and spaces them, in place of steps and spacing: 250, or 10,15,20 for the "
-        "number in each third of the process, or ddim25 for a constant stride, or fast27",
+        "steps in Guided-Diffusion's notation, in place of steps and spacing: 250, or 10,15,20 for the number in "
+        "each third of the process, or ddim25 for a constant stride, or fast27",
         free=True,
     )
 

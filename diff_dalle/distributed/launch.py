@@ -40,23 +40,23 @@ class DistributedConfig:
     )
     threads: int = option(
         0,
-        "CPU threads per process; 0 = as OMP_NUM_THREADS, MKL_NUM_THREADS or SLURM_CPUS_PER_TASK says, else the cores "
-        "that the job may use on this machine, divided among its processes there",
+        "CPU threads per process; 0 = OMP_NUM_THREADS, MKL_NUM_THREADS or SLURM_CPUS_PER_TASK, else the job's cores "
+        "on this machine divided among its processes there",
         free=True,
         least=0,
         most=MAX_PROCESSES,
     )
     allow_tf32: bool = option(
         False,
-        "on NVIDIA GPUs, TF32 in matrix products and convolutions in fp32: faster, with 10 of 23 bits of the mantissa",
+        "TF32 for fp32 matrix products and convolutions on NVIDIA GPUs: faster, with 10 of 23 mantissa bits",
     )
     start_timeout: float = option(
         300.0, "seconds to wait for all processes at the start", free=True, above=0, most=MAX_SECONDS
     )
     timeout: float = option(
         1800.0,
-        "seconds that a collective may wait before the job is aborted; a process that gives no sign of life is named "
-        f"after half of them, at most {MAX_SILENCE:g}",
+        "seconds that a collective may wait before the job is aborted; a silent process is named after half of "
+        f"that, at most {MAX_SILENCE:g}",
         free=True,
         above=0,
         most=MAX_SECONDS,

@@ -20,14 +20,14 @@ class ShardingConfig:
 
     parallel: str = option(
         "ddp",
-        "what several processes hold: ddp = each all weights; fsdp = each its share of weights, gradients, optimizer "
-        "state and averages; hsdp = shared among shard_processes, each such group with all of them",
+        "what a process holds: ddp = all weights; fsdp = its shard of weights, gradients, optimizer state and "
+        "averages; hsdp = its shard within a group of shard_processes, replicated across groups",
         choices=MODES,
         free=True,
     )
     shard_processes: int = option(
         0,
-        "processes that share one copy of the weights; 0 = those of a machine",
+        "processes that shard one copy of the weights; 0 = those of a machine",
         free=True,
         needs=("parallel", "hsdp"),
         least=0,
@@ -58,7 +58,7 @@ class ShardingConfig:
     )
     consolidate: bool = option(
         False,
-        "write each checkpoint also as ordinary files, in the background; without, diff-dalle consolidate makes them",
+        "also write each checkpoint as ordinary files, in the background; else diff-dalle consolidate makes them",
         free=True,
         needs=_SHARDED,
     )

@@ -44,27 +44,27 @@ class EmbeddingsConfig:
         "the CLIP: a checkpoint of train_classifier.py; of open_clip, MODEL/TAG, MODEL:FILE or MODEL/TAG:FILE with a "
         "local file of weights; of openai, ViT-L/14",
     )
-    out_dir: str = option("", "folder for the embeddings, local or remote; each kind gets a folder of its own in it")
+    out_dir: str = option("", "folder for the embeddings, local or remote, with a subfolder for each kind")
     what: tuple[str, ...] = option(
         ("image",),
-        "kinds of embeddings: image and text, of unit norm, and text_states, those of a text's tokens, which condition "
+        "kinds of embeddings: image and text, of unit norm, and text_states, a text's token states, which condition "
         "decoders",
         choices=OF_CLIPS,
     )
     caption_field: str = caption_option()
     name_by: str = option(
         "number",
-        "what of a shard's name ends that of its file: its last number, as in img_emb_00012.npy, or all of it",
+        "end of file names: the last number of the shard's name, as in img_emb_00012.npy, or the whole name",
         choices=("number", "name"),
     )
     index_width: int = option(
         0,
-        "last characters of a key that are the number of its row; 0 = rows in the order of the tar",
+        "last characters of a key that number its row; 0 = rows in the order of the tar",
         least=0,
         most=20,
     )
-    dtype: str = option("float16", "type of the files' numbers", choices=("float16", "float32"))
-    batch_size: int = option(64, "samples that the CLIP encodes at once", least=1, most=MAX_BATCH)
+    dtype: str = option("float16", "data type of the files", choices=("float16", "float32"))
+    batch_size: int = option(64, "samples per batch of the CLIP", least=1, most=MAX_BATCH)
     precision: str = option(
         "auto", "precision of the CLIP; auto = bf16 on GPUs that support it, else fp32", choices=PRECISIONS
     )

@@ -20,8 +20,8 @@ _REFUSED = {
     **dict.fromkeys(("dist_sync_fn", "distributed_available_fn", "sync_on_compute"), _POOLING),
     "input_img_size": "is for networks whose width torchmetrics has to find out: leave it out",
 }
-_NORMALIZE = "False, as torchmetrics' default: the run gives images in the range that the network takes"
-_WEIGHTS = "local file of the network's weights; empty = that of torch's cache, which is never filled silently"
+_NORMALIZE = "False, as torchmetrics' default: images already have the network's input range"
+_WEIGHTS = "local file of the network's weights; empty = from torch's cache, which is never filled silently"
 
 
 @settings
@@ -58,8 +58,8 @@ class FeatureMetric(_Metric):
     )
     antialias: bool = option(
         True,
-        "how Inception's input is resized to 299 pixels: True as torchmetrics, False as the first FID, torch-fidelity "
-        "and published numbers",
+        "antialias when resizing to 299 pixels: True as torchmetrics, False as the original FID, torch-fidelity and "
+        "published numbers",
     )
 
     features: ClassVar[tuple[str, ...]] = (*INCEPTION_FEATURES[:-1], CLIP)
@@ -86,7 +86,7 @@ class ComparisonMetric(FeatureMetric):
     """A metric that compares features with those of real images"""
 
     reset_real_features: bool = option(
-        True, "False, of any metric = keep the features of real images, of all metrics, for the next evaluation"
+        True, "False for any metric = keep all metrics' features of real images for the next evaluation"
     )
 
 
@@ -111,9 +111,7 @@ class InceptionScoreConfig(FeatureMetric):
         "logits_unbiased of Inception-v3, or PACKAGE.MODULE:FUNCTION, which returns a network from uint8 [N, 3, H, W] "
         "to logits [N, classes]; as in torchmetrics a layer's width (64, 192, 768, 2048) takes its features for logits",
     )
-    splits: int = option(
-        10, "parts of the images, over which the mean and standard deviation are taken", least=1, most=1_000
-    )
+    splits: int = option(10, "splits of the images for the mean and standard deviation", least=1, most=1_000)
 
     features: ClassVar[tuple[str, ...]] = INCEPTION_FEATURES
     refused: ClassVar[dict[str, str]] = {
@@ -177,7 +175,7 @@ class LpipsConfig(_Metric):
     """Learned perceptual image patch similarity of generated images to the real ones of the same embeddings"""
 
     net_type: str = option("alex", "network: AlexNet, VGG-16 or SqueezeNet", choices=("alex", "vgg", "squeeze"))
-    reduction: str = option("mean", "of the images' values", choices=("mean", "sum"))
+    reduction: str = option("mean", "reduction over images", choices=("mean", "sum"))
 
     refused: ClassVar[dict[str, str]] = {
         **_REFUSED,
@@ -193,9 +191,7 @@ class LpipsConfig(_Metric):
 class GeneratedMetricsConfig:
     """Metrics of generated images"""
 
-    n_evaluation_samples: int = option(
-        1000, "images that are generated to evaluate the model", free=True, least=1, most=MAX_BATCH
-    )
+    n_evaluation_samples: int = option(1000, "images to generate for evaluation", free=True, least=1, most=MAX_BATCH)
     FID: FidConfig | None = option(None, "Fréchet Inception distance", free=True)
     IS: InceptionScoreConfig | None = option(None, "Inception score", free=True)
     KID: KidConfig | None = option(None, "kernel Inception distance", free=True)

@@ -42,14 +42,14 @@ class EvaluateConfig:
     )
     judge_path: str = option(
         "",
-        "checkpoint of a noised CLIP that finds the names of emoji in samples, and may have been trained on those held "
-        "out; empty = the classifier",
+        "checkpoint of a noised CLIP that names emoji in samples, possibly trained on held-out ones; empty = the "
+        "classifier",
         needs=("emoji_dir",),
     )
     data_dir: tuple[str, ...] = option(
         (),
         "captioned shards, instead of shapes_dir: samples of their captions are scored by the classifier; empty with "
-        "emoji_dir = the emoji that it holds out by name",
+        "emoji_dir = its emoji held out by name",
     )
     caption_field: str = caption_option()
     num_samples: int = option(
@@ -63,8 +63,8 @@ class EvaluateConfig:
     )
     aspect_ratios: tuple[str, ...] = option(
         ("1/1",),
-        "width / height of a latent cascade's samples, such as 1/1,2/1: each is scored by itself, with about as many "
-        "pixels as in training",
+        "width / height of a latent cascade's samples, such as 1/1,2/1: each is scored separately, at about the "
+        "training area",
     )
     progress: str = option("", "progress.csv of the training run, to plot; empty = no plots")
     report_dir: str = option("runs/report", "folder for report.md, scores.json and images")
@@ -76,7 +76,7 @@ class EvaluateConfig:
         most=MAX_BATCH,
     )
     controlnet: str = option(
-        "", "checkpoint of a ControlNet for model_path, which pictures of the shapes world control; empty = none"
+        "", "ControlNet checkpoint for model_path, controlled by pictures of the shapes world; empty = none"
     )
     guidance_prompts: int = option(
         0,
@@ -88,17 +88,17 @@ class EvaluateConfig:
     metrics: tuple[str, ...] = option(
         (),
         f"distances between generated and real images in feature space, of {', '.join(METRICS)}, and "
-        f"{', '.join(IMAGE_METRICS)}; none = all of the former with the evaluator feature_metrics, which it asks for",
+        f"{', '.join(IMAGE_METRICS)}; none = all of the former with the evaluator feature_metrics, which it selects",
         choices=(*METRICS, *IMAGE_METRICS),
     )
     feature_network: str = option(
         "",
-        "network of these features: inception, inception:FILE with a local file of its weights, or of any installed "
-        "package PACKAGE.MODULE:FUNCTION, which returns a network from uint8 [N, 3, H, W] to [N, D]; empty = the "
+        "network of these features: inception, inception:FILE with a local file of its weights, or an installed "
+        "package's PACKAGE.MODULE:FUNCTION, which returns a network from uint8 [N, 3, H, W] to [N, D]; empty = the "
         "classifier's image tower",
     )
     lpips_weights: str = option(
-        "", "local file of AlexNet's weights for LPIPS; empty = that of torch's cache", needs=("metrics", "lpips")
+        "", "local file of AlexNet's weights for LPIPS; empty = from torch's cache", needs=("metrics", "lpips")
     )
     batch_size: int = option(64, "images per batch and process in the base generator", least=1, most=MAX_BATCH)
     seed: int = option(0, "random seed; image i is a function of seed + i", most=MAX_SEED)

@@ -43,7 +43,7 @@ Draws = Callable[[str], float]  # a number in [0, 1) for each purpose
 
 @settings
 class TransformConfig:
-    """Transform of pictures"""
+    """Image transform"""
 
     refused: ClassVar = dict.fromkeys(
         ("padding", "pad_if_needed"),
@@ -54,12 +54,12 @@ class TransformConfig:
     size: tuple[int, ...] = option(
         (), "pixels: HEIGHT,WIDTH, or one number: a square or, of Resize, the shorter side", most=MAX_SIDE
     )
-    scale: tuple[float, ...] = option((0.08, 1.0), "RandomResizedCrop: LOW,HIGH of the crop's part of the area")
+    scale: tuple[float, ...] = option((0.08, 1.0), "RandomResizedCrop: LOW,HIGH of the crop's area fraction")
     ratio: tuple[float, ...] = option((3 / 4, 4 / 3), "RandomResizedCrop: LOW,HIGH of width / height of the crop")
     p: float = option(0.5, "flips: probability", least=0, most=1)
     max_size: int | None = option(None, "Resize: maximum of the longer side in pixels", most=MAX_SIDE)
-    interpolation: str = option("bilinear", "filter of a change of size", choices=FILTERS)
-    antialias: bool | None = option(True, "filter over the whole area of a pixel; always on")
+    interpolation: str = option("bilinear", "resampling filter", choices=FILTERS)
+    antialias: bool | None = option(True, "antialiased resizing; always on")
 
     def faults(self) -> Iterator[Fault]:
         taken = ARGUMENTS[self.name]

@@ -27,8 +27,7 @@ class GeneratorConfig:
     image_channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale", most=MAX_WIDTH)
     inpaint: bool = option(
         False,
-        "inpainting network (GLIDE): it also sees the known part of the image and where that is; in training random "
-        "parts are unknown",
+        "inpainting network (GLIDE), which also takes the masked image and its mask; in training, masks are random",
     )
 
     def faults(self) -> Iterator[Fault]:

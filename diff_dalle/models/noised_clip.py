@@ -78,7 +78,7 @@ class NoisedClipConfig:
     classifier_enc_heads: int = option(8, "attention heads of the text tower", most=MAX_WIDTH)
     classifier_text_padding: str = option(
         "masked",
-        "padding of captions: masked, or zeros: the token 0, which attention reads like a word (Diff-DALLE)",
+        "padding of captions: masked, or zeros: token 0, attended to like a word (Diff-DALLE)",
         choices=("masked", "zeros"),
     )
     classifier_enc_norm: bool = option(True, "layer norm of the text tower's states; False = none (Diff-DALLE)")

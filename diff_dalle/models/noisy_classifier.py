@@ -22,11 +22,11 @@ class NoisyClassifierConfig:
     """Classifier of classes"""
 
     tower: UNetConfig = section(UNetConfig)
-    classes: int = option(1000, "number of classes that it tells apart", least=2, most=MAX_ROWS)
+    classes: int = option(1000, "number of classes", least=2, most=MAX_ROWS)
     pool: str = option(
         "attention",
-        "from feature maps to classes: attention pooling; the mean over positions and a linear layer (adaptive); or "
-        "the means of the feature maps of all layers and an MLP, with a group norm (spatial_v2) or without (spatial)",
+        "classification head: attention pooling; average pooling and a linear layer (adaptive); or average-pooled "
+        "feature maps of all layers and an MLP, with a group norm (spatial_v2) or without (spatial)",
         choices=POOLS,
     )
 

@@ -33,7 +33,7 @@ class LowResConfig:
     )
     low_res_levels: bool = option(
         True,
-        "upsamplers: tell the network the noise level and blur of its input; False = as in Guided-Diffusion and GLIDE",
+        "upsamplers: condition on the noise level and blur of the input; False = as in Guided-Diffusion and GLIDE",
     )
 
     def faults(self) -> Iterator[Fault]:

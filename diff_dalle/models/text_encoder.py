@@ -44,9 +44,8 @@ class TextEncoderConfig:
     )
     text_padding: str = option(
         "masked",
-        "padding of captions: masked; learned embeddings that attention reads like words, where the pooled text is the "
-        "last position's (GLIDE); the end token in place of these; or zeros: the token 0, which attention reads like a "
-        "word (Diff-DALLE)",
+        "padding of captions: masked; learned embeddings, attended to like words, with the last position as pooled "
+        "text (GLIDE); the end token in place of these; or zeros: token 0, attended to like a word (Diff-DALLE)",
         choices=("masked", "learned", "end", "zeros"),
     )
     enc_norm: bool = option(True, "layer norm of the text encoder's states; False = none (Diff-DALLE)")

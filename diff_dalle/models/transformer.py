@@ -38,23 +38,22 @@ class DenoiserConfig(UNetConfig):
     depth: int = option(12, "blocks of the transformer", least=1, needs=IN_TRANSFORMER, most=MAX_BLOCKS)
     separate_blocks: int = option(
         0,
-        "first blocks of the transformer with separate weights for image and text tokens (MM-DiT); later ones share "
-        "them",
+        "number of first transformer blocks with separate weights for image and text tokens (MM-DiT); later ones share",
         least=0,
         needs=IN_TRANSFORMER,
         most=MAX_BLOCKS,
     )
     patch_channels: int = option(
         0,
-        "channels to which the transformer projects a patch before it projects it to the width; 0 = none (JiT: 128)",
+        "bottleneck channels of the transformer's patch embedding; 0 = none (JiT: 128)",
         least=0,
         needs=IN_TRANSFORMER,
         most=MAX_WIDTH,
     )
     position_patches: int = option(
         0,
-        "patches along a side at which the transformer's positions were trained: those of images of other sizes are "
-        "scaled to as many, the geometric mean of both sides; 0 = not scaled",
+        "patches per side for which the transformer's positions were trained: other image sizes are rescaled to it, "
+        "by the geometric mean of both sides; 0 = not rescaled",
         least=0,
         needs=IN_TRANSFORMER,
         most=MAX_WIDTH,
@@ -62,16 +61,15 @@ class DenoiserConfig(UNetConfig):
 
     route_share: float = option(
         0.0,
-        "share of the image tokens that skip some of the transformer's blocks in training, others in each sample and "
-        "update (TREAD: 0.5); 0 = none",
+        "share of image tokens that skip some transformer blocks in training, redrawn for each sample and update "
+        "(TREAD: 0.5); 0 = none",
         least=0,
         below=1,
         needs=IN_TRANSFORMER,
     )
     route_blocks: tuple[int, ...] = option(
         (),
-        "which blocks they skip: the first one, from 0 on, and the one before which they return; empty = all but the "
-        "first 2 and the last 4",
+        "FIRST,END of the blocks they skip, counted from 0, END excluded; empty = all but the first 2 and the last 4",
         least=0,
         length=2,
         needs=ROUTED,

@@ -100,8 +100,7 @@ class UNetConfig:
     )
     output_conv: int = option(
         0,
-        "channels per pixel of a last 3×3 convolution, which crosses the edges of patches, against seams; 0 = no such "
-        "layer",
+        "channels per pixel of a final 3×3 convolution across patch borders, against seams; 0 = no such layer",
         least=0,
         most=MAX_WIDTH,
     )

@@ -38,10 +38,8 @@ class VitClipConfig:
     text_length: int = option(
         77, "maximum caption length in tokens, start and end tokens included", least=2, most=MAX_WIDTH
     )
-    token_rows: int = option(
-        65536, "embeddings of tokens, at least as many as the vocabulary has", least=1, most=MAX_ROWS
-    )
-    logit_scale: float = option(100.0, "factor of the cosines", above=0)
+    token_rows: int = option(65536, "number of token embeddings, at least the vocabulary size", least=1, most=MAX_ROWS)
+    logit_scale: float = option(100.0, "scale of the cosines", above=0)
 
     def faults(self) -> Iterator[Fault]:
         if self.image_size % self.patch_size:

@@ -59,39 +59,39 @@ class LoraSettings:
 
     module_filters: tuple[str, ...] = option(
         ("att",),  # attention and attn
-        "which layers are adapted: linear layers and convolutions with one of these texts in their dotted names; none "
-        "= train tokens alone",
+        "layers to adapt: linear layers and convolutions whose dotted names contain one of these; none = train "
+        "tokens only",
     )
-    rank: int = option(4, "rank of the changes", least=1, most=MAX_WIDTH)
-    alpha: float = option(4.0, "the change of a weight is alpha / rank times up times down", above=0)
+    rank: int = option(4, "rank of the update", least=1, most=MAX_WIDTH)
+    alpha: float = option(4.0, "a weight's update is alpha / rank times up times down", above=0)
     lora_recipe: str = option(
         RECIPES[0],
-        "standard = down begins at random and up as 0; published = as Stable Cascade's LoRAs were trained: up begins "
-        "as N(0, 1) and down as 0, with alpha 1 unless it is given",
+        "initialization: standard = down random, up 0; published = as in Stable Cascade's LoRAs: up from N(0, 1), "
+        "down 0, with alpha 1 unless given",
         choices=RECIPES,
     )
     train_tokens: tuple[str, ...] = tokens_option()
     lora_checkpoint_path: str | None = option(
-        None, "LoRA file with the same modules, rank and tokens to start from; none = no change at first", free=True
+        None, "LoRA file of the same modules, rank and tokens to start from; none = from scratch", free=True
     )
     prior_data_dir: tuple[str, ...] = option(
         (),
-        "shards of regularization images, as data_dir, which keep what the base knows: half of every batch; none = no "
+        "shards of regularization images, as data_dir, half of every batch, to keep what the base knows; none = no "
         "such images",
         free=True,
     )
     prior_weight: float = option(1.0, "weight of the loss of regularization images", needs=("prior_data_dir",), least=0)
     prior_target: str = option(
         "images",
-        "what the network learns of regularization images: to predict them, or what the base predicts of them at the "
-        "same noise, as of all images whose caption is dropped",
+        "target for regularization images: the images themselves, or the base's prediction of them at the same "
+        "noise, as for all images with dropped captions",
         choices=("images", "base"),
         needs=("prior_data_dir",),
     )
     base_weights: tuple[str, ...] = option(
         (),
-        "identity that the base's weights must have, or NAME=IDENTITY for each of several networks; training records "
-        "it, none = any",
+        "required identity of the base's weights, or NAME=IDENTITY for each of several networks; recorded by "
+        "training, none = any",
     )
     accept_changed_base: bool = option(
         False, "start from a LoRA that was trained for another base", free=True, needs=("lora_checkpoint_path",)
@@ -297,7 +297,7 @@ class NetworkLora(LoraSettings):
     """A LoRA of the network in ``model_path``."""
 
     model_path: str = option(
-        "", "checkpoint of the network to adapt, ema_….pt or model….pt, whose settings are taken", free=True
+        "", "checkpoint of the network to adapt, ema_….pt or model….pt, with its settings", free=True
     )
 
     @property

@@ -56,7 +56,7 @@ class ClassifierConfig:
     )
     classifier_form: str | None = option(
         None,
-        "what the classifier shifts: the mean of a step of the sampler ancestral, as published, or the score, with any "
+        "what the classifier shifts: the mean of an ancestral sampling step, as published, or the score, with any "
         "sampler; none = mean with ancestral, else score",
         choices=FORMS,
         needs=("classifier_path",),

@@ -21,8 +21,8 @@ class SteeringConfig:
     controlnet: str = option("", "checkpoint of a ControlNet for model_path: ema_….pt or model….pt")
     control_image: tuple[str, ...] = option(
         (),
-        "pictures that control the samples, files and folders, used in turn; of another size they are scaled to cover "
-        "the samples and center-cropped, except with control_ready",
+        "pictures that control the samples, files and folders, used in turn; other sizes are scaled to cover the "
+        "samples and center-cropped, except with control_ready",
         needs=("controlnet",),
     )
     control_mask: tuple[str, ...] = option(
@@ -33,8 +33,8 @@ class SteeringConfig:
     )
     control_ready: bool = option(
         False,
-        "control_image is a control already, such as a drawing of edges, and has the size of the samples: the "
-        "ControlNet's filter is not applied",
+        "control_image is already a control, such as a drawing of edges, of the samples' size: skip the ControlNet's "
+        "filter",
         needs=("controlnet",),
     )
     control_scale: float = option(1.0, "strength of the control; 0 = none", needs=("controlnet",))

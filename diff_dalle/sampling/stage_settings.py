@@ -54,14 +54,14 @@ class StageSettings:
     )
     classifier_form: str | None = option(
         None,
-        "what the classifier shifts: the mean of a step of the sampler ancestral, as published, or the score, with any "
+        "what the classifier shifts: the mean of an ancestral sampling step, as published, or the score, with any "
         "sampler; none = mean with ancestral, else score",
         choices=FORMS,
         needs=("classifier",),
     )
     batch_size: int = option(
         16,
-        "images per batch and process, of which guidance doubles the memory; upsamplers and stage B: none = 4",
+        "images per batch and process; guidance doubles their memory; upsamplers and stage B: none = 4",
         least=1,
         most=MAX_BATCH,
     )
@@ -86,7 +86,7 @@ class StageSettings:
         1.0,
         "stages B and C: α/σ is divided by this, beside the shift of training; above 1 = more steps at high noise",
     )
-    t_start: float = option(1.0, "stages B and C: time of the first step, 0–1; 1 = everything is noise")
+    t_start: float = option(1.0, "stages B and C: time of the first step, 0–1; 1 = pure noise")
     t_end: float = option(
         0.0,
         "stages B and C: time up to which the steps are evenly spaced; the last one always leads to the clean sample",
@@ -313,8 +313,8 @@ class UpsamplersConfig:
 
     upsampler_paths: tuple[str, ...] = option(
         (),
-        "upsampler checkpoints, in order of increasing resolution; generators among them say: dpm++2m, 20 steps, "
-        "eta 0, guidance_scale 1, no noise",
+        "upsampler checkpoints, in order of increasing resolution; defaults of generators: dpm++2m, 20 steps, eta 0, "
+        "guidance_scale 1, no noise",
     )
 
     @staticmethod
@@ -346,12 +346,12 @@ class UpsamplersConfig:
 class LatentCascadeConfig:
     """Latent cascade (model_path is stage C, with the flags of a base generator; none = as the checkpoint says)"""
 
-    stage_b: str = option("", "checkpoint of stage B, which makes latents of stage A from semantic ones")
-    stage_a: str = option("", "checkpoint of stage A, which decodes what stage B makes", needs=STAGE_B.needs)
+    stage_b: str = option("", "checkpoint of stage B, from semantic latents to stage A's")
+    stage_a: str = option("", "checkpoint of stage A, which decodes stage B's latents", needs=STAGE_B.needs)
     semantic: str = option(
         "",
-        "checkpoint of the semantic encoder of the training, for init_image and reconstruct; without stage_b its "
-        "previewer shows what stage C makes",
+        "checkpoint of the training's semantic encoder, for init_image and reconstruct; without stage_b its "
+        "previewer decodes stage C's latents",
     )
 
     @staticmethod

@@ -28,8 +28,8 @@ class AlignmentConfig:
 
     alignment_path: str = option(
         "",
-        "encoder that the network's tokens are aligned with (REPA): a noised CLIP, a semantic encoder, or a file of "
-        "DINOv2 as released; empty = no alignment",
+        "encoder to align the network's tokens with (REPA): a noised CLIP, a semantic encoder, or a released DINOv2 "
+        "file; empty = no alignment",
         free=True,
     )
     alignment_weight: float = option(0.5, "weight of the alignment loss, 1 − cosine", needs=ON, above=0)
@@ -48,14 +48,14 @@ class AlignmentConfig:
     alignment_width: int = option(2048, "hidden channels of the projector", needs=ON, least=1, most=MAX_WIDTH)
     alignment_image_size: int = option(
         0,
-        "shorter side in pixels that images are resized to for the encoder; 0 = that of the classifier, of DINOv2 16 "
-        "patches, for a semantic encoder the images' own",
+        "shorter side in pixels of images at the encoder; 0 = the classifier's own, 16 patches for DINOv2, the "
+        "images' own for a semantic encoder",
         needs=ON,
         least=0,
         most=MAX_SIDE,
     )
     alignment_encoder: str = option(
-        "", "identity that the encoder's weights must have; training records it, empty = any", needs=ON
+        "", "required identity of the encoder's weights; recorded by training, empty = any", needs=ON
     )
 
 

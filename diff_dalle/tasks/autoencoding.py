@@ -33,7 +33,7 @@ class AutoencodingConfig:
     l1_weight: float = option(1.0, "weight of the mean absolute error", least=0)
     l2_weight: float = option(1.0, "weight of the mean squared error", least=0)
     lpips_weight: float = option(
-        0.0, "weight of LPIPS (Zhang et al. 2018), whose weights must be there; 0 = none", least=0
+        0.0, "weight of LPIPS (Zhang et al. 2018), whose weights must exist; 0 = none", least=0
     )
     lpips_net: str = option("vgg", "network of LPIPS", choices=("alex", "vgg", "squeeze"))
     lpips_path: str = option(
@@ -42,12 +42,10 @@ class AutoencodingConfig:
     quantized_share: float = option(
         0.25, "fraction of the samples that are decoded from quantized latents", least=0, most=1
     )
-    codebook_weight: float = option(1.0, "weight of the loss that moves the codebook towards the latents", least=0)
-    commitment_weight: float = option(0.25, "weight of the loss that moves the latents towards the codebook", least=0)
-    revival_interval: int = option(100, "updates between revivals of unused entries of the codebook; 0 = none", least=0)
-    revival_usage: float = option(
-        0.03, "entries chosen less often are revived; 1 = as often as the average entry", least=0
-    )
+    codebook_weight: float = option(1.0, "weight of the loss that moves the codebook toward the latents", least=0)
+    commitment_weight: float = option(0.25, "weight of the loss that moves the latents toward the codebook", least=0)
+    revival_interval: int = option(100, "updates between revivals of unused codebook entries; 0 = none", least=0)
+    revival_usage: float = option(0.03, "usage below which entries are revived; 1 = that of the average entry", least=0)
     adversarial_weight: float = option(0.1, "weight of the adversarial loss; 0 = no discriminator", least=0)
     adversarial_start: int = option(50_000, "updates before the discriminator and the adversarial loss begin", least=0)
     discriminator_lr: float | None = option(None, "learning rate of the discriminator; none = lr", free=True, least=0)

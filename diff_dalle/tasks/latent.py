@@ -37,7 +37,7 @@ SCALES = 4  # of the images whose semantic maps stage B learns from
 class LatentConfig:
     """Denoising of latents"""
 
-    text_dropout: float = option(0.05, "probability of an empty caption in place of the sample's", least=0, most=1)
+    text_dropout: float = option(0.05, "probability of replacing the caption by an empty one", least=0, most=1)
 
 
 class LatentTask(Task):
@@ -219,8 +219,8 @@ class StageBTaskConfig(LatentConfig):
     semantic_dropout: float = option(0.1, "probability of dropping the semantic map", least=0, most=1)
     semantic_scale: tuple[float, ...] = option(
         (0.5, 1.0),
-        "the semantic map is that of the image scaled by a random factor, one of four evenly spaced in LOW,HIGH, its "
-        "sides rounded down to multiples of the encoder's stride",
+        "random scale of the image for its semantic map, one of four evenly spaced in LOW,HIGH, with sides rounded "
+        "down to multiples of the encoder's stride",
     )
 
     def faults(self) -> Iterator[Fault]:

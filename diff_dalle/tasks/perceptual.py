@@ -24,12 +24,12 @@ class PerceptualConfig:
     """Perceptual loss"""
 
     perceptual_weight: float = option(
-        0.0, "weight of the perceptual distance of the predicted image from the true one; 0 = none", least=0
+        0.0, "weight of the perceptual distance between predicted and true image; 0 = none", least=0
     )
     perceptual_net: str = option(
         FEATURES,
-        "what compares the images: features = 1 − cosine of the patch features of an encoder, as of alignment_path; "
-        "else LPIPS (Zhang et al. 2018) with that network",
+        "perceptual distance: features = 1 − cosine of an encoder's patch features, as of alignment_path; else LPIPS "
+        "(Zhang et al. 2018) with that network",
         choices=(FEATURES, "alex", "vgg", "squeeze"),
         needs=ON,
     )
@@ -40,7 +40,7 @@ class PerceptualConfig:
         0.2, "signal-to-noise ratio below which an image has no perceptual loss", needs=ON, least=0
     )
     perceptual_encoder: str = option(
-        "", "identity that the weights of perceptual_path must have; training records it, empty = any", needs=ON
+        "", "required identity of perceptual_path's weights; recorded by training, empty = any", needs=ON
     )
 
     def faults(self) -> Iterator[Fault]:

@@ -27,8 +27,8 @@ class SemanticTaskConfig:
 
     latent_noise: float = option(
         0.0,
-        "standard deviation of the noise on the latents that the previewer decodes in training, in theirs: above 0, "
-        "the encoder spends less variance on what many positions repeat, and stage C learns captions sooner",
+        "standard deviation of noise on the previewer's input latents in training, relative to theirs: above 0, the "
+        "encoder spends less variance on what many positions repeat, and stage C learns captions sooner",
         least=0,
     )
 

@@ -19,9 +19,9 @@ def tokens_option(needs: Sequence[str] = ()):
     """The setting ``train_tokens`` of every command that trains or reads adapters."""
     return option(
         (),
-        'tokens to train, each a pair such as ["[fernando]", "^dog</w>"]: a new token, in [] or <>, begins as the mean '
-        "of the tokens that the pattern finds, null = zeros; without these, a pattern of existing tokens, and null; "
-        "texts name a new one in any case, as they are read in lower case",
+        'tokens to train, each a pair such as ["[fernando]", "^dog</w>"]: a new token, in [] or <>, initialized to '
+        "the mean of the tokens matching the pattern, null = zeros; or, without brackets, a pattern of existing "
+        "tokens and null; case is ignored, as texts are lowercased",
         nested=True,
         needs=needs,
     )

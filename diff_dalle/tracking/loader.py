@@ -28,7 +28,7 @@ class LoaderConfig:
     """What a new log directory starts from"""
 
     load_from: str | None = option(None, "where to load from; none = nothing", choices=KEYS, free=True)
-    only_auto_resume: bool = option(False, "load only if an earlier session's run is continued", free=True)
+    only_auto_resume: bool = option(False, "load only when resuming an earlier session's run", free=True)
     file_path: str | None = option(None, "path of the file", free=True)
     url: str | None = option(None, "URL of the file: http(s)://, file:, s3://, …", free=True)
     wandb_run_path: str | None = option(

@@ -64,7 +64,7 @@ class TrackingConfig:
     )
     savers: tuple[SaverConfig, ...] = option((), "where to keep checkpoints beside the log directory", free=True)
     load: LoaderConfig | None = option(
-        None, "where to fetch the checkpoint or the weights that a new log directory starts from", free=True
+        None, "source of the checkpoint or weights that a new log directory starts from", free=True
     )
 
     def faults(self) -> Iterator[Fault]:

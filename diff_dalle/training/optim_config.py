@@ -13,8 +13,8 @@ class OptimConfig:
 
     optimizer: str = option(
         "adamw",
-        "optimizer of the weights of linear and convolution layers; muon orthogonalizes their updates, to learn in "
-        "fewer steps; embeddings, norms and biases have adamw",
+        "optimizer of linear and convolution weights; muon orthogonalizes their updates, to learn in fewer steps; "
+        "embeddings, norms and biases use adamw",
         choices=("adamw", "muon"),
     )
     lr: float = option(3e-4, "peak learning rate", above=0, free=True)
@@ -53,7 +53,7 @@ class OptimConfig:
     )
     ema_start: int | None = option(
         None,
-        "steps in which the averages are the weights themselves; none = their decay warms up by itself",
+        "steps before the averages start; none = their decay warms up by itself",
         needs=("ema_rate",),
         least=0,
     )

@@ -45,19 +45,18 @@ class TrainingConfig:
     seed: int = option(0, "seed of the data order and of all random numbers", most=MAX_SEED)
     task: str | None = option(
         None,
-        "what computes the losses: a task of your own (--import), based on the usual one of the network; none = "
-        "the usual one",
+        "task that computes the losses: one of your own (--import), based on the network's default; none = the default",
         choices=TASKS,
     )
     precision: str = option(
         "auto",
-        "arithmetic of the network; auto = bf16 on GPUs that support it and on CPUs where it is faster, else fp32",
+        "precision of the network; auto = bf16 on GPUs that support it and on CPUs where it is faster, else fp32",
         choices=PRECISIONS,
     )
     compile: bool | None = option(
         None,
-        "compile the network's blocks with torch.compile at the first steps; auto = on CUDA, if Triton is there. On a "
-        "CPU it needs a C++ compiler, and gains little",
+        "compile the network's blocks with torch.compile at the first steps; auto = on CUDA with Triton. On a CPU it "
+        "needs a C++ compiler and gains little",
         free=True,
     )
     logdir: str = option(
@@ -79,7 +78,7 @@ class TrainingConfig:
         (), "weights of init_checkpoint to skip: patterns of parameter names such as unet.label_emb.*", free=True
     )
     log_interval: int = option(50, "steps between log lines", free=True, least=1)
-    save_interval: int = option(5000, "steps between checkpoints; a last one is written at the end", free=True, least=1)
+    save_interval: int = option(5000, "steps between checkpoints; one more is written at the end", free=True, least=1)
     keep_checkpoints: int = option(0, "number of latest checkpoints to keep; 0 = all", free=True, least=0)
     backup_interval: int = option(
         0,

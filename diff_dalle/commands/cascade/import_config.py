@@ -19,7 +19,7 @@ class ImportConfig:
 
     stage: str = option(
         "semantic",
-        "what to write: stage_a, semantic, stage_b, stage_c, or for a stage C of ours a controlnet or lora",
+        "network to write: stage_a, semantic, stage_b, stage_c, or a controlnet or lora for our stage C",
         choices=STAGES,
     )
     model_version: str = option("released", "size of the network, as in the files of train_cascade.py")
@@ -31,30 +31,30 @@ class ImportConfig:
     base: str = option("", "checkpoint of the stage C that the adapter was trained for", needs=("stage", *ADAPTERS))
     controlnet_blocks: tuple[int, ...] = option(
         (),
-        "residual blocks that the ControlNet steers, as its training file lists them; none = as published",
+        "residual blocks that the ControlNet steers, as in its training file; none = as published",
         needs=("stage", "controlnet"),
         least=0,
         most=MAX_BLOCKS,
     )
     controlnet_filter: str = option(
-        "", "what makes its control, as there; none = as published", needs=("stage", "controlnet")
+        "", "control filter, as in that file; none = as published", needs=("stage", "controlnet")
     )
     controlnet_filter_params: str = option(
         "{}", "parameters of controlnet_filter, as there", nested=True, needs=("controlnet_filter",)
     )
     module_filters: tuple[str, ...] = option(
-        (".attn",), "which modules the LoRA adapts, as its training file says", needs=("stage", "lora")
+        (".attn",), "modules that the LoRA adapts, as in its training file", needs=("stage", "lora")
     )
     train_tokens: tuple[str, ...] = tokens_option(needs=("stage", "lora"))
     clip_path: str = option(
         "",
-        "CLIP whose tokens train_tokens are, MODEL/TAG or MODEL/TAG:FILE of open_clip; none = that of base",
+        "CLIP of train_tokens, MODEL/TAG or MODEL/TAG:FILE of open_clip; none = that of base",
         needs=("train_tokens",),
     )
     joint_run: str = option(
-        "", "instead: an opt….pt of a stage B that was trained with train_encoder, whose semantic encoder is taken"
+        "", "instead: opt….pt of a stage B trained with train_encoder, to take its semantic encoder from"
     )
-    out: str = option("", "file to write, local or remote; it must not exist")
+    out: str = option("", "output file, local or remote; must not exist yet")
 
     def faults(self) -> Iterator[Fault]:
         unset = ImportConfig.stage, ImportConfig.model_version, ImportConfig.weights

@@ -26,7 +26,7 @@ class CannyParams:
 
     resize: int = option(
         224,
-        "length in pixels of the shorter side of the pictures whose edges are found; 0 = as they are",
+        "shorter side in pixels to which pictures are resized first; 0 = not resized",
         least=8,
         besides=(0,),
         most=MAX_SIDE,
@@ -37,8 +37,8 @@ class CannyParams:
         "without antialiasing, levels rounded down",
         choices=RESIZE_FORMS,
     )
-    low: int = option(100, "gradient above which an edge goes on, in 8-bit levels", least=0)
-    high: int = option(200, "gradient above which an edge begins, in 8-bit levels")
+    low: int = option(100, "gradient above which edges continue, in 8-bit levels", least=0)
+    high: int = option(200, "gradient above which edges start, in 8-bit levels")
 
     def faults(self) -> Iterator[Fault]:
         if self.low > self.high:

@@ -37,12 +37,12 @@ class IdentityParams:
 
     faces: str = option(
         "",
-        "what finds faces and describes them: insightface (extra faces) or a plug-in; empty = the only plug-in that is "
-        "installed, else insightface",
+        "face detector and encoder: insightface (extra faces) or a plug-in; empty = the only installed plug-in, else "
+        "insightface",
     )
-    max_faces: int = option(4, "most faces of a picture that count", least=1, most=100)
+    max_faces: int = option(4, "maximum faces per picture", least=1, most=100)
     p_drop: float = option(0.05, "probability of dropping each face", least=0, most=1)
-    p_full: float = option(0.3, "probability that a face that is alone fills the whole control", least=0, most=1)
+    p_full: float = option(0.3, "probability that a single face fills the whole control", least=0, most=1)
 
 
 class IdentityFilter(ControlFilter):

@@ -113,16 +113,14 @@ THRESHOLD = (0.04, 0.4)  # of saliency, as in the published configurations
 class InpaintParams:
     """Inpainting and outpainting"""
 
-    p_outpaint: float = option(0.4, "probability that what is masked and what is not change places", least=0, most=1)
+    p_outpaint: float = option(0.4, "probability of inverting the mask", least=0, most=1)
     saliency: str = option(
         "",
-        "what finds what is salient in a picture, which is then masked: opencv (extra saliency) or a plug-in; empty = "
-        "random boxes and strokes",
+        "detector of salient regions to mask: opencv (extra saliency) or a plug-in; empty = random boxes and strokes",
     )
     threshold: tuple[float, ...] | None = option(
         None,
-        "saliency above which a place is masked, drawn between LOW,HIGH; none = 0.04,0.4; without saliency it has no "
-        "effect",
+        "saliency above which a pixel is masked, drawn from LOW,HIGH; none = 0.04,0.4; no effect without saliency",
         was=("thresold",),
     )
 

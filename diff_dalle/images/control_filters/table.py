@@ -50,14 +50,14 @@ class ControlConfig:
 
     controlnet_filter: str = option(
         "",
-        f"what makes the control of a picture: {', '.join(FILTERS)}, or one of your own (--import); also by the "
+        f"filter that extracts the control: {', '.join(FILTERS)}, or one of your own (--import); also by the "
         "names of published configs, such as CannyFilter",
         required=True,
     )
     controlnet_filter_params: str = option(
         "{}", "its parameters, a mapping or its JSON text, such as {resize: 224}", nested=True
     )
-    control_channels: int = option(0, "channels of the control, which training records", most=MAX_WIDTH)
+    control_channels: int = option(0, "channels of the control, recorded by training", most=MAX_WIDTH)
 
     @property
     def filter_class(self) -> type[ControlFilter]:

@@ -26,7 +26,7 @@ COLORS = 3  # channels that the encoders of pictures were trained on
 
 @settings
 class BackboneConfig:
-    """What a ControlNet reads its control with"""
+    """ControlNet backbone"""
 
     large_width: int = option(
         1024,
@@ -40,7 +40,7 @@ class BackboneConfig:
         True,
         "effnet: pad the first convolution of a control of other than 3 channels too; False = as published ControlNets",
     )
-    semantic: SemanticConfig | None = option(None, "semantic: the encoder it starts from, which training records")
+    semantic: SemanticConfig | None = option(None, "semantic: encoder it starts from, recorded by training")
 
 
 class Backbone(nn.Module):

@@ -21,16 +21,15 @@ class LatentControlConfig:
 
     controlnet_blocks: tuple[int, ...] = option(
         (),
-        "numbers of the residual blocks that it steers: blocks C in the order in which they are passed, repeats "
-        "included, from 0 on",
+        "indices of the residual blocks that it steers: blocks C in forward order, repeats included, from 0",
         required=True,
         least=0,
         most=MAX_BLOCKS,
     )
     controlnet_bottleneck_mode: str = option(
         "effnet",
-        "what reads the control: effnet (EfficientNetV2-S) or semantic (our own encoder), which start from the weights "
-        "of the semantic encoder and take pictures, simple or large, which take small maps",
+        "encoder of the control: effnet (EfficientNetV2-S) or semantic (our own), which start from the semantic "
+        "encoder's weights and take pictures; simple or large, which take small maps",
         choices=BACKBONES,
     )
     backbone: BackboneConfig = section(BackboneConfig)

@@ -21,7 +21,7 @@ from .controlnet import ControlNet
 class UnetControlConfig:
     """ControlNet"""
 
-    hint_channels: int = option(64, "channels of the convolutions that read the control", least=1, most=MAX_WIDTH)
+    hint_channels: int = option(64, "channels of the control's convolutions", least=1, most=MAX_WIDTH)
 
 
 class UnetControlNet(ControlNet):

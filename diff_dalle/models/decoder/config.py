@@ -75,7 +75,7 @@ class DecoderUnetConfig:
     init_cross_embed: bool = option(True, "input layer: parallel convolutions of several kernel sizes")
     num_image_tokens: int = option(4, "condition tokens made from the image embedding", least=1, most=MAX_WIDTH)
     num_time_tokens: int = option(2, "condition tokens made from the timestep", least=1, most=MAX_WIDTH)
-    self_cond: bool = option(False, "condition on the image predicted before (Chen et al. 2022)")
+    self_cond: bool = option(False, "condition on the previous prediction (Chen et al. 2022)")
     sparse_attn: tuple[bool, ...] = option(
         (False,), "linear attention over positions where there is no self-attention, of all stages or of each"
     )
@@ -117,11 +117,11 @@ class DecoderUnetConfig:
         True, "upsample by pixel shuffle (Shi et al. 2016); False = nearest neighbor and a convolution"
     )
     final_conv_kernel_size: int = option(1, "kernel size of the output layer; odd", most=MAX_KERNEL)
-    combine_upsample_fmaps: bool = option(False, "give the last block the feature maps of all stages on the way up")
+    combine_upsample_fmaps: bool = option(False, "feed the last block the feature maps of all upsampling stages")
     as_published: bool = option(
         False,
-        "compute exactly what DALLE2-pytorch's networks do, whose weights need it: their frequencies of timesteps, and "
-        "attention over positions with logits scaled twice and, where it is linear, divided by the number of positions",
+        "match DALLE2-pytorch's networks exactly, as their weights require: their timestep frequencies, and "
+        "attention over positions with logits scaled twice and, where linear, divided by the number of positions",
     )
     checkpoint_during_training: bool = option(
         False, "activation checkpointing: recompute activations in the backward pass to save memory", free=True

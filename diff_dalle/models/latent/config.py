@@ -19,7 +19,7 @@ class LatentTextConfig(TextEncoderConfig):
 
     enc_attn_dim: int = option(
         0,
-        "width of a text encoder that is trained with the network; 0 = text is encoded outside, by a frozen CLIP",
+        "width of a text encoder trained with the network; 0 = a frozen CLIP encodes text",
         least=0,
         most=MAX_WIDTH,
     )
@@ -43,12 +43,10 @@ class LatentUnetConfig:
         most=MAX_SIDE,
     )
     widths: tuple[int, ...] = option((320, 640), "channels of each level", least=1, most=MAX_WIDTH)
-    heads: tuple[int, ...] = option(
-        (0, 0), "attention heads of each level; 0 where there is no attention", most=MAX_WIDTH
-    )
+    heads: tuple[int, ...] = option((0, 0), "attention heads of each level; 0 without attention", most=MAX_WIDTH)
     levels: tuple[str, ...] = option(
         ("CT", "CT"),
-        "what one block of each level consists of: C convolution, T timestep, A attention, F feed-forward",
+        "layers of a block of each level: C convolution, T timestep, A attention, F feed-forward",
     )
     down_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way down", least=1, most=MAX_BLOCKS)
     up_blocks: tuple[int, ...] = option(
@@ -66,11 +64,11 @@ class LatentUnetConfig:
     kernel_size: int = option(3, "kernel size of the depthwise convolutions; odd", most=MAX_KERNEL)
     coordinates: bool = option(
         False,
-        "give the input layer the position of each patch too, x and y from -1 to 1 (Liu et al. 2018): a network of few "
-        "layers learns sooner where things belong",
+        "append patch coordinates, x and y from -1 to 1, to the input (Liu et al. 2018): shallow networks learn "
+        "sooner where things belong",
     )
     text_modulation: bool = option(
-        False, "pooled text scales and shifts the channels in the blocks T too: a small network learns captions sooner"
+        False, "pooled text also scales and shifts channels in blocks T: small networks learn captions sooner"
     )
     cond_width: int = option(1280, "width of the condition tokens", least=1, most=MAX_WIDTH)
     vector_tokens: int = option(
@@ -80,12 +78,12 @@ class LatentUnetConfig:
         64, "width of the embeddings of the noise condition and of each micro-condition", least=2, most=MAX_WIDTH
     )
     micro_conditions: tuple[str, ...] = option(
-        (), "numbers in [0, 1] that condition the network besides the noise, by name; one that is not given is 0"
+        (), "names of scalar conditions in [0, 1], in addition to the noise; 0 where not given"
     )
     text: LatentTextConfig = section(LatentTextConfig)
     pooled_width: int = option(
         1280,
-        "width of the pooled text from outside; 0 = not conditioned on it",
+        "width of the CLIP's pooled text; 0 = not conditioned on it",
         needs=("enc_attn_dim", "0"),
         least=0,
         most=MAX_WIDTH,

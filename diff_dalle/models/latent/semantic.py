@@ -28,15 +28,15 @@ class SemanticConfig:
 
     backbone: str = option(
         "conv",
-        "network before the projection to latents; efficientnet_v2_s = torchvision's, with weights of a local file, "
-        "which are not trained",
+        "network before the projection to latents; efficientnet_v2_s = torchvision's, with frozen weights from a "
+        "local file",
         choices=BACKBONES,
     )
     stride: int = option(32, "pixels per position of the latents: 8, 16 or 32; efficientnet_v2_s: 32", most=MAX_SIDE)
     semantic_channels: int = option(16, "channels of the latents", least=1, most=MAX_WIDTH)
     encoder_width: int = option(
         96,
-        "channels of the encoder's first level; each further one has twice as many",
+        "channels of the encoder's first level, doubled at each further one",
         needs=("backbone", "conv"),
         least=1,
         most=MAX_WIDTH,

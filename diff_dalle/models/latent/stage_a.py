@@ -31,7 +31,7 @@ class StageAConfig:
     codebook_size: int = option(8192, "entries of the codebook", least=1, most=MAX_ROWS)
     scale_factor: float = option(
         0.43,
-        "initial factor by which latents are divided; the end of training sets it so that they have variance 1",
+        "initial divisor of the latents; the end of training sets it for unit variance",
         above=0,
     )
     use_checkpoint: bool = option(

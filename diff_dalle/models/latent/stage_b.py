@@ -35,7 +35,7 @@ class StageBConfig(LatentUnetConfig):
     micro_conditions: tuple[str, ...] = redefined("micro_conditions", ("sca",))
     semantic_channels: int = option(16, "channels of the semantic map", least=1, most=MAX_WIDTH)
     pixel_channels: int = option(
-        3, "channels of a picture to upsample, black where none is given; 0 = takes none", least=0, most=MAX_WIDTH
+        3, "channels of a picture to upsample, black if not given; 0 = takes none", least=0, most=MAX_WIDTH
     )
 
 

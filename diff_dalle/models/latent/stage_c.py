@@ -19,7 +19,7 @@ class StageCConfig(LatentUnetConfig):
     heads: tuple[int, ...] = redefined("heads", (32, 32))
     levels: tuple[str, ...] = redefined("levels", ("CTA", "CTA"))
     switch_level: tuple[bool, ...] = option(
-        (False,), "whether the resolution is halved after each level but the last; one for all or for each"
+        (False,), "halve the resolution after each level but the last; one for all or for each"
     )
     down_blocks: tuple[int, ...] = redefined("down_blocks", (8, 24))
     up_blocks: tuple[int, ...] = redefined("up_blocks", (24, 8))
@@ -28,7 +28,7 @@ class StageCConfig(LatentUnetConfig):
     micro_conditions: tuple[str, ...] = redefined("micro_conditions", ("sca", "crp"))
     text_width: int = option(
         1280,
-        "width of the text states from outside; 0 = not conditioned on them",
+        "width of the CLIP's text states; 0 = not conditioned on them",
         needs=("enc_attn_dim", "0"),
         least=0,
         most=MAX_WIDTH,

@@ -29,7 +29,7 @@ from .file import CascadeRun
 
 def version_of(sizes: Mapping[str, Any]) -> Any:
     """The setting ``model_version`` of an autoencoder."""
-    return option(None, "size of the network, which model may change; none = what model says", choices=sizes)
+    return option(None, "network size, which model may override; none = as in model", choices=sizes)
 
 
 @settings

@@ -63,12 +63,12 @@ class CascadeRun:
     )
     checkpoint_extension: str = option(
         "pt",
-        "files of checkpoints: pt, which training goes on from; safetensors = the weights also as such files, beside "
-        "them and usable wherever a checkpoint with weights is",
+        "checkpoint format: pt, which training resumes from; safetensors = beside them, weights also as .safetensors "
+        "files, which load like checkpoints",
         choices=EXTENSIONS,
         free=True,
     )
-    dist_file_subfolder: str = option("", "not used: processes do not find each other by a file", free=True)
+    dist_file_subfolder: str = option("", "unused: processes do not rendezvous by file", free=True)
     wandb_project: str | None = option(None, "wandb project; none = no wandb", free=True)
     wandb_entity: str | None = option(None, "wandb user or team; none = the one logged in", free=True)
     lr: float = option(1e-4, "learning rate after the warm-up", required=True, free=True, above=0)
@@ -88,7 +88,7 @@ class CascadeRun:
     )
     image_size: int = option(
         768,
-        "width and height in pixels of training images, or of a square with as many",
+        "width and height of training images in pixels, or of an equal-area square",
         required=True,
         least=1,
         most=MAX_SIDE,
@@ -97,30 +97,28 @@ class CascadeRun:
         None, "width / height of training images, such as 1/1,2/3; none = squares"
     )
     bucketeer_random_ratio: float = option(
-        0.05, "with multi_aspect_ratio: fraction of samples that go to a random one instead of the nearest"
+        0.05, "with multi_aspect_ratio: fraction of samples assigned a random one instead of the nearest"
     )
     updates: int = option(100_000, "updates in all, including resumed ones", required=True, free=True, least=1)
     save_every: int = option(2000, "updates between checkpoints, each with previews", required=True, free=True, least=1)
     backup_every: int = option(
         20_000, "updates between checkpoints that are kept; 0 = none", required=True, free=True, least=0
     )
-    ema_start_iters: int | None = option(
-        None, "updates in which the average of the weights is the weights themselves", least=0
-    )
-    ema_iters: int | None = option(None, "updates between those of the average", least=1)
+    ema_start_iters: int | None = option(None, "updates before the average of the weights starts", least=0)
+    ema_iters: int | None = option(None, "updates per update of the average", least=1)
     ema_beta: float | None = option(
-        None, "decay of the average; with the two before or not at all: then none is kept", least=0, below=1
+        None, "decay of the average; set all three, or none to keep no average", least=0, below=1
     )
     use_fsdp: bool | None = option(
-        None, "divide weights among processes, as sharding.parallel fsdp; none = what that says", free=True
+        None, "shard weights across processes, as sharding.parallel fsdp; none = as that says", free=True
     )
     webdataset_path: tuple[str, ...] = option(
         (), "shards: folders, tars, globs, brace ranges, URLs, pipe:COMMAND; one or a list", required=True, free=True
     )
     captions_getter: str | None = option(
         None,
-        'where captions are: a pair of an extension and a way to read it, such as ["json", "captions_getter"]; none = '
-        "text members .txt",
+        'location of captions: a pair of an extension and a getter, such as ["json", "captions_getter"]; none = text '
+        "members .txt",
         nested=True,
     )
     dataset_filters: tuple[str, ...] = filters_option()

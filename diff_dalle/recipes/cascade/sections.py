@@ -49,20 +49,18 @@ class DataSection:
     )
     bucket_distance: str = option(
         "linear",
-        "how far two ratios are apart: by their difference, or by that of their logarithms, which treats both "
-        "orientations alike",
+        "distance of two ratios: their difference, or that of their logarithms, which treats both orientations alike",
         choices=("linear", "log"),
     )
     bucket_crop: str = option(
         "random",
-        "which part of an image that covers its size is cut out; held-out images are cropped in the center",
+        "crop of an image resized to cover its bucket; held-out images are center-cropped",
         choices=("random", "center"),
     )
     saliency: str = option(
         "",
-        "crop around what an image shows, as a saliency map finds it: opencv (extra saliency), or the name of an entry "
-        "point in the group diff_dalle.saliency of an installed package; empty = in the center, random_crop or "
-        "bucket_crop",
+        "crop around the salient part of an image: opencv (extra saliency), or an installed package's entry point in "
+        "the group diff_dalle.saliency; empty = in the center, random_crop or bucket_crop",
     )
     random_crop: bool = option(False, "random crop, 80–100 % of the shorter side, instead of a center crop")
     random_flip: bool = option(False, "horizontal flip, p = 0.5; unsuitable where captions mention left or right")
@@ -71,7 +69,7 @@ class DataSection:
     )
     streams: int = option(
         0,
-        "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the nodes",
+        "interleaved streams of an epoch, which determine its order; 0 = 8, or the next multiple of the nodes",
         most=MAX_PROCESSES,
     )
     num_workers: int | None = workers_option()
@@ -88,7 +86,7 @@ class LoopSection:
     adam_beta2: float = option(0.999, "AdamW beta2, decay of the second moment", free=True)
     lr_anneal: str | None = option(
         None,
-        "how the learning rate falls to 0 at the last update; none = it stays",
+        "decay of the learning rate to 0 at the last update; none = constant",
         choices=("linear", "cosine"),
         free=True,
     )
@@ -97,7 +95,7 @@ class LoopSection:
         0.0, "save and stop after this many hours of the session; 0 = no limit", free=True, most=MAX_SECONDS
     )
     compile: bool | None = option(
-        None, "compile the network's blocks with torch.compile; auto = on CUDA, if Triton is there", free=True
+        None, "compile the network's blocks with torch.compile; auto = on CUDA with Triton", free=True
     )
     log_interval: int = option(50, "updates between log lines", free=True, least=1)
     eval_interval: int = option(
@@ -115,9 +113,7 @@ class LoopSection:
         False, "keep the weights with the lowest held-out loss as best.pt", free=True, needs=("val_path",)
     )
     keep_checkpoints: int = option(2, "number of latest checkpoints to keep beside backups; 0 = all", free=True)
-    preview_samples: int = option(
-        8, "images that are shown at every save_every; 0 = none", free=True, least=0, most=MAX_BATCH
-    )
+    preview_samples: int = option(8, "preview images at every save_every; 0 = none", free=True, least=0, most=MAX_BATCH)
     preview_share: float | None = preview_share_option()
     resume_checkpoint: str = option(
         "", "checkpoint file of another run to start from: its weights, optimizer, averages and step", free=True

@@ -67,7 +67,7 @@ class LatentRun(CascadeRun):
     trains_encoder: ClassVar[bool] = False  # the semantic encoder is trained along
 
     adaptive_loss_weight: bool | None = option(
-        None, "weigh the loss by 1 / its running value at that log-SNR; False = p2; none = diffusion.loss_weighting"
+        None, "weight the loss by 1 / its running value per log-SNR; False = p2; none = diffusion.loss_weighting"
     )
     effnet_checkpoint_path: str = option(
         "", "checkpoint of the semantic encoder (kind: semantic)", required=True, free=True
@@ -80,14 +80,14 @@ class LatentRun(CascadeRun):
     )
     latents_path: str | None = option(
         None,
-        "folder that prepare_data.py latents fills: latents, text and image embeddings of the training samples, which "
-        "every step then reads in place of pixels and captions; none = every step makes them",
+        "output folder of prepare_data.py latents: latents, text and image embeddings of the training samples, read "
+        "in place of pixels and captions; none = compute them in every step",
         free=True,
     )
     clip_outputs: str | None = option(
         None,
-        "what of a CLIP is read: unit = embeddings of norm 1, states after the last norm, zeros at padding; released = "
-        "as the released networks read them; none = as generator_checkpoint_path was trained, else unit",
+        "CLIP outputs to use: unit = embeddings of norm 1, states after the last norm, zeros at padding; released = "
+        "as in the released networks; none = as generator_checkpoint_path was trained, else unit",
         choices=CLIP_OUTPUTS,
     )
     tokenizer: TokenizerConfig = section(TokenizerConfig, flags=False)
@@ -217,18 +217,16 @@ class StageBRun(LatentRun):
     kind: ClassVar[str] = "stage_b"
     sizes: ClassVar[Mapping[str, Any]] = STAGE_B_SIZES
 
-    model_version: str = option(
-        "3B", "size of the network, which model may change", choices=STAGE_B_SIZES, required=True
-    )
+    model_version: str = option("3B", "network size, which model may override", choices=STAGE_B_SIZES, required=True)
     stage_a_checkpoint_path: str = option("", "checkpoint of stage A (kind: stage_a)", required=True, free=True)
     train_encoder: bool = option(
         False,
-        "train the semantic encoder along, from the weights of effnet_checkpoint_path; import_cascade.py then makes a "
-        "checkpoint of it, for stage C and for sampling",
+        "also train the semantic encoder, from effnet_checkpoint_path; import_cascade.py then makes a checkpoint of "
+        "it, for stage C and for sampling",
     )
     shift: float | None = option(
         None,
-        "not used: published files have it, but the training of the published stages B never read it; diffusion.shift "
+        "unused: published files have it, but the training of published stages B never read it; diffusion.shift "
         "shifts training and sampling",
         free=True,
     )
@@ -288,16 +286,13 @@ class StageCRun(LatentRun):
     kind: ClassVar[str] = "stage_c"
     sizes: ClassVar[Mapping[str, Any]] = STAGE_C_SIZES
 
-    model_version: str = option(
-        "3.6B", "size of the network, which model may change", choices=STAGE_C_SIZES, required=True
-    )
+    model_version: str = option("3.6B", "network size, which model may override", choices=STAGE_C_SIZES, required=True)
     previewer_checkpoint_path: str | None = option(
         None, "checkpoint of the previewer (kind: semantic); none = effnet_checkpoint_path", free=True
     )
     clip_image_model_name: str | None = option(
         None,
-        "CLIP that makes image embeddings, as clip_text_model_name; "
-        f"none = {IMAGE_NAME}, unless model.image_width is 0",
+        f"CLIP for image embeddings, as clip_text_model_name; none = {IMAGE_NAME}, unless model.image_width is 0",
         free=True,
     )
     model: StageCConfig = section(StageCConfig, flags=False)

@@ -35,16 +35,16 @@ class LatentsConfig:
     """Computing latents"""
 
     run: str = option(
-        "", f"file of train_cascade.py, of a stage B or C with {SETTING}: the folder that is filled, local or remote"
+        "", f"file of train_cascade.py for a stage B or C, with {SETTING}, the output folder, local or remote"
     )
     what: tuple[str, ...] = option(
         (),
-        "which to compute: stage_a and semantic, the latents of autoencoders, text and text_states of captions, image, "
-        "embeddings of images; none = all that the run needs and that are the same in every epoch",
+        "what to compute: latents (stage_a, semantic), caption embeddings (text, text_states), image embeddings "
+        "(image); none = all that the run needs and that are the same in every epoch",
         choices=NAMES,
     )
-    dtype: str = option(DTYPE, "type of the files' numbers", choices=("float16", "float32"))
-    batch_size: int = option(EmbeddingsConfig.batch_size, "samples that are encoded at once", least=1, most=MAX_BATCH)
+    dtype: str = option(DTYPE, "data type of the files", choices=("float16", "float32"))
+    batch_size: int = option(EmbeddingsConfig.batch_size, "samples to encode at once", least=1, most=MAX_BATCH)
 
     def faults(self) -> Iterator[Fault]:
         if not self.run:

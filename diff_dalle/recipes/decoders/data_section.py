@@ -55,7 +55,7 @@ class DataSection:
     )
     streams: int = option(
         0,
-        "interleaved streams of an epoch, which its order depends on; 0 = 8, or the next multiple of the nodes",
+        "interleaved streams of an epoch, which determine its order; 0 = 8, or the next multiple of the nodes",
         least=0,
         most=MAX_PROCESSES,
     )
@@ -65,7 +65,7 @@ class DataSection:
     batch_size: int = option(64, "samples per process and step", free=True, least=1, most=MAX_BATCH)
     start_shard: int = option(0, "number of the first shard", free=True)
     end_shard: int = option(9_999_999, "number of the last shard; may lie beyond those that exist", free=True)
-    shard_width: int = option(6, "digits of a shard's number, padded with zeros", free=True, least=0, most=20)
+    shard_width: int = option(6, "zero-padded digits of a shard's number", free=True, least=0, most=20)
     index_width: int | None = option(
         None,
         f"last characters of a sample's key that number its row in the .npy files, 0 = rows in the order of the shard; "
@@ -83,7 +83,7 @@ class DataSection:
     )
     preprocessing: tuple[TransformConfig, ...] = option(
         (TransformConfig(),),
-        "transforms of images, by torchvision's names; then scaled to cover the largest size that is trained, and "
+        "image transforms, by torchvision's names; images are then scaled to cover the largest training size and "
         "cropped",
         keyed="name",
     )

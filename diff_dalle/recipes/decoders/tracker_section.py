@@ -22,13 +22,13 @@ class LogConfig:
     """Logger"""
 
     log_type: str = option("console", "kind of logger", choices=LOGGERS, required=True)
-    resume: bool = option(False, "continue the wandb run wandb_run_id; other loggers have none to continue")
-    auto_resume: bool = option(False, "continue the run that is in data_path, and its wandb run")
+    resume: bool = option(False, "continue the wandb run wandb_run_id; no effect on other loggers")
+    auto_resume: bool = option(False, "continue the run in data_path, and its wandb run")
     verbose: bool = option(False, "show values of wandb or tensorboard on the console too")
     wandb_entity: str | None = option(None, "wandb: user or team")
     wandb_project: str | None = option(None, "wandb: project")
     wandb_run_name: str | None = option(None, "wandb: name of the run; none = chosen by wandb")
-    wandb_run_id: str | None = option(None, "wandb: id of the run that resume continues; without resume it is not used")
+    wandb_run_id: str | None = option(None, "wandb: id of the run that resume continues; unused without resume")
 
     def faults(self) -> Iterator[Fault]:
         yield from wrong_keys(self, "log_type", LOGGERS)
@@ -43,7 +43,7 @@ class TrackerSection:
 
     data_path: str = option("./.tracker-data", "folder for checkpoints, logs and grids of samples", free=True)
     overwrite_data_path: bool = option(
-        False, "start again although data_path holds a run, whose checkpoints are then removed", free=True
+        False, "start over although data_path holds a run, and remove its checkpoints", free=True
     )
     log: tuple[LogConfig, ...] = option((), "loggers: one, or a list", free=True, required=True, lone=True)
     load: LoaderConfig | None = option(None, "what to start from", free=True)

@@ -44,7 +44,7 @@ class TrainSection:
     )
     cosine_decay_max_steps: tuple[int | None, ...] = option(
         (None,),
-        f"steps after which a cosine has taken the learning rate to 0, none = constant{EACH}",
+        f"steps of cosine decay of the learning rate to 0, none = constant{EACH}",
         least=1,
         free=True,
     )
@@ -68,18 +68,16 @@ class TrainSection:
         None, "samples of a validation; none = all of the split", free=True, least=1
     )
     use_ema: bool = option(True, "average the weights for samples, metrics, validation and saved models")
-    ema_beta: tuple[float, ...] = option(
-        (0.99,), f"decay of the average in ema_update_every steps{EACH}", least=0, below=1
-    )
-    ema_update_every: int = option(10, "steps that ema_beta counts for; the average moves after every step", least=1)
+    ema_beta: tuple[float, ...] = option((0.99,), f"EMA decay per ema_update_every steps{EACH}", least=0, below=1)
+    ema_update_every: int = option(10, "steps that ema_beta spans; the average is updated every step", least=1)
     unet_training_mask: tuple[bool, ...] | None = option(
-        None, "whether to train each U-Net; one that is not stays as tracker.load or init_checkpoint gives it"
+        None, "whether to train each U-Net; others stay as tracker.load or init_checkpoint gives them"
     )
     init_checkpoint: tuple[str, ...] = option(
         (), "model or EMA files to initialize U-Nets from, or to use untrained", free=True
     )
     amp: bool | None = option(None, "half precision: true = bf16, or fp16 on older GPUs, false = fp32", free=True)
-    precision: str = option("auto", "arithmetic; auto = what amp says, else bf16 where supported", choices=PRECISIONS)
+    precision: str = option("auto", "precision; auto = as amp says, else bf16 where supported", choices=PRECISIONS)
     max_batch_size: int | None = option(
         None,
         "samples per forward pass; memory depends on it, results do not; none = batch_size",
@@ -88,7 +86,7 @@ class TrainSection:
         most=MAX_BATCH,
     )
     compile: bool | None = option(
-        None, "compile the U-Nets' blocks with torch.compile; auto = on CUDA, if Triton is there", free=True
+        None, "compile the U-Nets' blocks with torch.compile; auto = on CUDA with Triton", free=True
     )
     hours: float = option(
         0.0, "save and stop after this many hours; 0 = no limit", free=True, least=0, most=MAX_SECONDS

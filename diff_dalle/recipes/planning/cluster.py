@@ -97,9 +97,7 @@ class PlanConfig:
     gpus_per_node: int = option(8, "GPUs of a machine", least=1, most=MAX_PROCESSES)
     gpu_memory: float = option(0.0, "memory of a GPU in GiB; 0 = that of its kind", least=0)
     reserve: float = option(0.1, "share of the memory for CUDA, its libraries and fragmentation", least=0, below=1)
-    frozen_memory: float = option(
-        0.0, "GiB a GPU for networks that are not trained, such as a CLIP of captions", least=0
-    )
+    frozen_memory: float = option(0.0, "GiB per GPU for frozen networks, such as a CLIP for captions", least=0)
     global_batch: int = option(
         0, "images per step of all GPUs together; 0 = batch_size × gpus", least=0, most=MAX_BATCH
     )
@@ -108,17 +106,17 @@ class PlanConfig:
     shard_mb: float = option(250.0, "megabytes of a shard", above=0)
     decode_rate: float = option(400.0, "images per second that one worker reads and decodes", above=0)
     utilization: tuple[float, ...] = option(
-        (0.25, 0.45), "share of the GPU's peak in bf16 that forward and backward pass reach: LOWEST,HIGHEST", most=1
+        (0.25, 0.45), "share of the GPU's bf16 peak that forward and backward pass reach: LOWEST,HIGHEST", most=1
     )
     launch_time: tuple[float, ...] = option(
-        (4.0, 10.0), "microseconds in which the host launches one operation on the GPU: LOWEST,HIGHEST"
+        (4.0, 10.0), "microseconds for the host to launch a GPU operation: LOWEST,HIGHEST"
     )
-    network_speed: float = option(50.0, "GB/s a GPU sends to other machines", above=0)
+    network_speed: float = option(50.0, "GB/s from a GPU to other machines", above=0)
     power: tuple[float, ...] = option(
         (),
-        "watts for each GPU with its share of machine and cooling: LOWEST,HIGHEST; none = 1.2 and 1.9 × the GPU's own",
+        "watts per GPU, with its share of machine and cooling: LOWEST,HIGHEST; none = 1.2 and 1.9 × the GPU's own",
     )
-    price: tuple[float, ...] = option((), "US dollars for a GPU's hour: LOWEST,HIGHEST; none = those of its kind")
+    price: tuple[float, ...] = option((), "US dollars per GPU hour: LOWEST,HIGHEST; none = those of its kind")
     budget: float = option(0.0, "US dollars to spend; 0 = no limit", least=0)
     calibrate: bool = option(
         False,

@@ -95,11 +95,9 @@ class Scene:
 class ShapesConfig:
     """Shapes world"""
 
-    image_size: int = option(
-        32, "image width and height in pixels, or those of a square with as many pixels", most=MAX_SIDE
-    )
+    image_size: int = option(32, "image width and height in pixels, or those of an equal-area square", most=MAX_SIDE)
     aspect_ratios: tuple[str, ...] = option(
-        ("1/1",), "width / height of images, such as 1/1,2/1: each has one of them, one given twice twice as often"
+        ("1/1",), "width / height of images, such as 1/1,2/1; a ratio given twice is twice as frequent"
     )
     train_samples: int = option(16384, "captioned images in the training split", least=1)
     val_samples: int = option(512, "captioned images in the validation split, of different scenes", least=0)
@@ -135,8 +133,8 @@ class ShapesConfig:
     max_count: int = option(3, "maximum number of identical objects: 2 or 3", least=2, most=3)
     jitter: float = option(
         0.03,
-        "maximum offset of an object from its position, as a fraction of the image's width; with more than 0.03 "
-        "objects would touch",
+        "maximum offset of an object from its position, as a fraction of the image's width; above 0.03 objects would "
+        "touch",
         least=0,
         most=0.03,
     )
