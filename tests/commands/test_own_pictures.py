@@ -53,6 +53,7 @@ def test_a_folder_becomes_samples_and_the_same_command_continues():
     ]
     assert commands[1][2:4] == ["--preset", "pictures_300"] and "each about 1.6 times" in lines[0]
     assert "red barn|a green barn" in commands[2] and "red barn" in commands[3]
+    assert "logdir:     runs/photos" in lines
     assert any(line.startswith("4 pictures: captioned by the words of their names") for line in lines)
     assert Path("runs/photos/pictures/grid.jpg").is_file() and load_file("runs/photos")["step"] == 2
     again = run("train.py", "photos", *small, "--iterations=3", process=True, ok=False)
