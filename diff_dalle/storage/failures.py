@@ -153,5 +153,7 @@ class explained:  # a class, like contextlib.suppress: a generator would cost mo
         if full_disk(error):
             raise no_space(self.path) from error
         reason = next((text for known, text in _REASONS.items() if issubclass(_kind(error), known)), f"failed: {error}")
+        if "(NoSuchBucket)" in reason_of(error):
+            reason = "is in a bucket that does not exist"
         refused = self.path.startswith("s3://") and status_of(error) in (None, 401, 403)
         raise InputError(f"{self.path} {reason}{S3_ACCESS if refused else ''}") from error

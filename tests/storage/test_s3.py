@@ -78,6 +78,8 @@ def test_files_round_trip_and_are_listed(bucket):
     assert not storage.exists(f"{bucket}/data/1.tar")
     with pytest.raises(InputError, match=r"1\.tar does not exist"):
         storage.read_bytes(f"{bucket}/data/1.tar")
+    with pytest.raises(InputError, match=r"s3://none-such/1\.tar is in a bucket that does not exist"):
+        storage.write_bytes("s3://none-such/1.tar", b"1")
 
 
 def test_a_listing_saves_a_request_for_each_file(bucket, monkeypatch):
