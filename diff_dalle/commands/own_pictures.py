@@ -50,7 +50,7 @@ class OwnPictures:
         most=MAX_SIDE,
     )
     name_captions: bool = option(
-        True, "caption a picture without a caption by the words of its file name, or else of its folder"
+        True, "caption a picture without a caption with the words of its file name, or else of its folder"
     )
     plan: bool = option(False, "print what would be done and exit")
 
@@ -121,7 +121,7 @@ def make_plan(folder: str, own: OwnPictures, flags: Sequence[str]) -> Plan:
     added = [text for flag, value in chosen.items() if flag not in given for text in (flag, value)]
     words = [*fixed, *added, "--data_dir", shards, *flags]
     run = parse_lora(words) if own.model_path else parse(GeneratorRun, words)
-    if pack and 0 < own.resize < run.image_size:
+    if pictures and 0 < own.resize < run.image_size:
         raise InputError(Fault("resize", f"must be at least {named('image_size')} ({run.image_size})", own.resize))
     logdir = run.training.logdir
     train = ["train_lora.py" if own.model_path else "train_generator.py", *words]

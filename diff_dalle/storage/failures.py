@@ -74,12 +74,20 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         inner = wrapped if isinstance(wrapped, BaseException) else None
 
 
+def _s3_code(error: BaseException) -> str:
+    """What botocore calls an error; "" = it is none of S3's."""
+    for each in _chain(error):
+        if isinstance(response := getattr(each, "response", None), dict):
+            return response.get("Error", {}).get("Code", "")
+    return ""
+
+
 def status_of(error: BaseException) -> int | None:
     """The HTTP status in an error of ours, botocore, blobfile or huggingface_hub; 0 = blobfile reached no server."""
     for each in _chain(error):
         response = getattr(each, "response", None)
         if isinstance(response, dict):
-            if response.get("Error", {}).get("Code") == "RequestTimeout":  # has the status 400
+            if _s3_code(each) == "RequestTimeout":  # has the status 400
                 return 408
             return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if isinstance(status := getattr(response, "status_code", None), int):
@@ -153,7 +161,7 @@ class explained:  # a class, like contextlib.suppress: a generator would cost mo
         if full_disk(error):
             raise no_space(self.path) from error
         reason = next((text for known, text in _REASONS.items() if issubclass(_kind(error), known)), f"failed: {error}")
-        if "(NoSuchBucket)" in reason_of(error):
+        if _s3_code(error) == "NoSuchBucket":
             reason = "is in a bucket that does not exist"
         refused = self.path.startswith("s3://") and status_of(error) in (None, 401, 403)
         raise InputError(f"{self.path} {reason}{S3_ACCESS if refused else ''}") from error

@@ -83,8 +83,10 @@ def test_large_photographs_are_reduced_in_the_shards():
         (name,) = (each for each in tar.getnames() if each.endswith(".jpg"))
         assert Image.open(tar.extractfile(name)).size == (683, 512)
     assert plan("--image_size", "64", resize=64).pack
-    with pytest.raises(InputError, match=r"resize is 32, but must be at least image_size \(64\)"):
-        plan("--image_size", "64", resize=32)
+    assert plan().pack is None
+    with pytest.raises(InputError, match=r"resize is 512, but must be at least image_size \(1024\)"):
+        plan("--image_size", "1024")  # of shards that are there already
+    assert plan("--image_size", "1024", resize=0).pack
 
 
 def test_shards_are_taken_as_they_are():

@@ -67,12 +67,14 @@ def test_seeds_are_as_large_as_torch_takes():
 def test_joint_rules_take_absurd_numbers():
     """What is wrong with several settings is found without work that grows with their values."""
     faulthandler.dump_traceback_later(120, exit=True)  # 2 ** 2 ** 63 holds the interpreter: only this ends it
-    for config_class in config_classes():
-        for leaf in members(config_class).values():
-            if isinstance(leaf, Leaf) and kind_of(leaf) is int and not (leaf.item or leaf.optional):
-                with pytest.raises(InputError):
-                    config_class(**{leaf.path[-1]: as_value(leaf, 2**63)})
-    faulthandler.cancel_dump_traceback_later()
+    try:
+        for config_class in config_classes():
+            for leaf in members(config_class).values():
+                if isinstance(leaf, Leaf) and kind_of(leaf) is int and not (leaf.item or leaf.optional):
+                    with pytest.raises(InputError):
+                        config_class(**{leaf.path[-1]: as_value(leaf, 2**63)})
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.mark.parametrize(
