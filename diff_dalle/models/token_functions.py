@@ -6,11 +6,14 @@ formulas run, which the compiler fuses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from .precision import autocast_disabled
 
 EPS = 1e-6  # of the norms
 
@@ -46,7 +49,8 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rstd(x: Tensor) -> Tensor:
-    return (x.float().square().mean(-1, keepdim=True) + EPS).rsqrt()
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    return (norm.square() / x.shape[-1] + EPS).rsqrt()
 
 
 def _modulated(x: Tensor, rstd: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -59,9 +63,24 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
-def _norm_gradient(x: Tensor, rstd: Tensor, gradient: Tensor) -> Tensor:
-    """At the input of an RMS norm; x: its output; gradient: at that."""
-    return rstd * torch.addcmul(gradient, x, (gradient * x).mean(-1, keepdim=True), value=-1)
+def _halves(x: Tensor, to_first: Sequence[Tensor], to_second: Sequence[Tensor]) -> Tensor:
+    """A linear combination of both halves of the channels for each half of the output, float32."""
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    first, second = x.chunk(2, -1)
+    for half, factors in zip(out.chunk(2, -1), (to_first, to_second), strict=True):
+        torch.mul(first, factors[0], out=half).addcmul_(second, factors[1])
+    return out
+
+
+def _norm_gradient(normed: Tensor, rstd: Tensor, gradient: Tensor, products: Tensor, factor: Tensor) -> Tensor:
+    """At the input of an RMS norm whose output ``normed`` is multiplied by ``factor``, [C] or [N, 1, C].
+
+    gradient: at ``normed``; overwritten. products: the gradient at the product, times ``normed``.
+    """
+    factor = factor if factor.dim() == 1 else factor.transpose(1, 2)
+    with autocast_disabled(normed.device):
+        projection = products @ (factor / normed.shape[-1])
+    return gradient.addcmul_(normed, projection.view_as(rstd), value=-1).mul_(rstd)
 
 
 class _ModulatedNorm(torch.autograd.Function):
@@ -75,26 +94,29 @@ class _ModulatedNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         x, rstd, scale = ctx.saved_tensors
-        normed, gradient = x.float() * rstd, gradient.float()
-        to_scale = (gradient * normed).sum(1, keepdim=True)
-        to_x = _norm_gradient(normed, rstd, gradient * (1 + scale)).to(x.dtype)
-        return to_x, to_scale, gradient.sum(1, keepdim=True)
+        gradient, normed, factor = gradient.float(), x.float() * rstd, 1 + scale
+        products = gradient * normed
+        to_x = _norm_gradient(normed, rstd, gradient * factor, products, factor)
+        return to_x.to(x.dtype), products.sum(1, keepdim=True), gradient.sum(1, keepdim=True)
 
 
 class _TurnedNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, turn: Tensor) -> Tensor:
-        rstd = _rstd(x)
+        rstd, (cos, sin), (first, second) = _rstd(x), turn.unsqueeze(-2), weight.chunk(2)
         ctx.save_for_backward(x, rstd, weight, turn)
-        return _turned(x.float() * rstd * weight, turn[0], turn[1]).to(x.dtype)
+        out = _halves(x, (first * cos, -second * sin), (first * sin, second * cos))
+        return out.mul_(rstd).to(x.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, rstd, weight, turn = ctx.saved_tensors
-        gradient, normed = _turned(gradient.float(), turn[0], -turn[1]), x.float() * rstd
-        to_weight = (gradient * normed).flatten(0, -2).sum(0)
-        return _norm_gradient(normed, rstd, gradient * weight).to(x.dtype), to_weight, None
+        cos, sin = turn.unsqueeze(-2)  # for all heads
+        gradient, normed = _halves(gradient, (cos, sin), (-sin, cos)), x.float() * rstd
+        products = gradient * normed
+        to_x = _norm_gradient(normed, rstd, gradient * weight, products, weight)
+        return to_x.to(x.dtype), products.flatten(0, -2).sum(0), None
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -109,5 +131,8 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         gate, value = x.chunk(2, -1)
-        to_gate = torch.ops.aten.silu_backward(gradient * value, gate)
-        return torch.cat([to_gate, gradient * F.silu(gate)], -1)
+        to_x = torch.empty_like(x)
+        to_gate, to_value = to_x.chunk(2, -1)
+        torch.ops.aten.silu_backward.grad_input(gradient * value, gate, grad_input=to_gate)
+        torch.mul(gradient, F.silu(gate), out=to_value)
+        return to_x

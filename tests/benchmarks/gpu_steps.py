@@ -90,9 +90,11 @@ def diffusers_unet(subject: Pixels, device: torch.device, batch_size: int) -> St
     return _theirs(subject, lambda: DiffusersUNet(subject), plain_step, device, batch_size)
 
 
-def transformer(subject: Pixels, device: torch.device, batch_size: int) -> Step:
+def transformer(
+    subject: Pixels, device: torch.device, batch_size: int, width: int = WIDTH, precision: str = PRECISION
+) -> Step:
     """torch's own transformer with as many layers as need the same FLOPs."""
-    return _theirs(subject, lambda: Transformer(subject), plain_step, device, batch_size)
+    return _theirs(subject, lambda: Transformer(subject, width), plain_step, device, batch_size, precision)
 
 
 def _theirs(
@@ -101,6 +103,7 @@ def _theirs(
     make_step: Callable[[nn.Module, Callable[[], Tensor]], Step],
     device: torch.device,
     batch_size: int,
+    precision: str = PRECISION,
 ) -> Step:
     """Another network, trained on the loss of ours."""
     with device:
@@ -108,7 +111,7 @@ def _theirs(
     task, draw = subject.task(network).to(device), Draw(0, batch.index, device)
 
     def loss() -> Tensor:
-        with autocast(PRECISION, device):
+        with autocast(precision, device):
             return task.losses(batch, draw)["loss"].mean()
 
     return make_step(network, loss)
@@ -155,17 +158,18 @@ class DiffusersUNet(nn.Module):
 class Transformer(nn.Module):
     """Pre-norm layers on patches. It sees no timestep, which would cost nothing."""
 
-    def __init__(self, subject: Pixels):
+    def __init__(self, subject: Pixels, width: int = WIDTH):
         super().__init__()
         self.patch = round(subject.config.image_size / TOKENS**0.5)
         values = 3 * self.patch**2
         layer = nn.TransformerEncoderLayer(
-            WIDTH, WIDTH // HEAD, 4 * WIDTH, 0.0, F.gelu, batch_first=True, norm_first=True
+            width, width // HEAD, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True
         )
-        per_layer = 3 * (24 * TOKENS * WIDTH**2 + 4 * TOKENS**2 * WIDTH)  # FLOPs of both passes
-        depth = round(flops_per_image(subject) / per_layer)
+        per_layer = 3 * (24 * TOKENS * width**2 + 4 * TOKENS**2 * width)  # FLOPs of both passes
+        outside = 3 * 4 * TOKENS * values * width
+        depth = round((flops_per_image(subject) - outside) / per_layer)
         self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
-        self.linear_in, self.linear_out = nn.Linear(values, WIDTH), nn.Linear(WIDTH, values)
+        self.linear_in, self.linear_out = nn.Linear(values, width), nn.Linear(width, values)
 
     def forward(self, x: Tensor, t: Tensor, cond: Conditioning) -> Tensor:
         rows = F.pixel_unshuffle(x, self.patch).flatten(2).transpose(1, 2)

@@ -20,6 +20,7 @@ from .lazily import (
     start,
     time_to_quality,
     train_step,
+    transformer,
     use_checkpoint,
     watching,
 )
@@ -77,6 +78,13 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
         partial(train_step.gate, use_checkpoint=True),
         target=0.0,
         memory_target=0.50,
+    ),
+    "transformer": Benchmark(
+        "step of transformer_256 at 1/8 width, batch size 8, fp32: ours against torch's own layers of equal FLOPs",
+        transformer.torchs,
+        transformer.ours,
+        transformer.gate,
+        target=0.9,
     ),
     "watching": Benchmark(
         "the same training step with flight recorder and lifeline against without",

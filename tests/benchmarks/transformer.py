@@ -1,0 +1,53 @@
+"""A training step of the preset transformer_256 at an eighth of its width against one of torch's own layers.
+
+These have as many FLOPs and fewer passes over the tokens: they have no positions, timestep, and norms of queries and
+keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from diff_dalle.distributed.devices import reuse_freed_memory
+from diff_dalle.models.transformer import DenoiserConfig
+
+from . import gpu_steps
+from .gpu_subjects import Pixels, flops_per_image
+
+WIDTH, BATCH_SIZE = 128, 8
+CPU = torch.device("cpu")
+NETWORK = DenoiserConfig(
+    image_size=256,
+    network="transformer",
+    patch_size=16,
+    patch_channels=16,
+    num_channels=WIDTH,
+    depth=24,
+    num_head_channels=64,
+    position_patches=16,
+)
+SUBJECT = Pixels("transformer", BATCH_SIZE, NETWORK)
+
+
+def ours() -> Callable[[], object]:
+    """The loop's own update."""
+    reuse_freed_memory()
+    return gpu_steps.ours(SUBJECT, CPU, BATCH_SIZE, "fp32")
+
+
+def torchs() -> Callable[[], object]:
+    """AdamW with torch's defaults."""
+    return gpu_steps.transformer(SUBJECT, CPU, BATCH_SIZE, WIDTH, "fp32")
+
+
+def gate() -> Mapping[str, tuple[float, float]]:
+    """How far the FLOPs of both passes are apart, relative to ours."""
+    with torch.device("meta"):
+        network, images = gpu_steps.Transformer(SUBJECT, WIDTH), SUBJECT.batch(1).images
+    with FlopCounterMode(display=False) as counter:
+        network(images, None, None).sum().backward()
+    theirs, own = counter.get_total_flops(), flops_per_image(SUBJECT)
+    return {"FLOPs": (abs(theirs - own) / own, 0.02)}
