@@ -205,10 +205,10 @@ def preset_table() -> str:
     return (
         f"{Table(header, rows)}\n\n"
         f"{' + '.join(f'`{name}`' for name in FULL_SIZE)} = {total / 1e6:,.0f} M parameters.\n\n"
-        "*Parameters*: with the built-in vocabulary; the bundled models have smaller ones. *GFLOPs*: forward pass over\n"
-        "one image. *MiB per image*: activation memory in training per image (with `crop_size`: per crop) of a\n"
-        f"micro-batch of {IMAGES}, without and with activation checkpointing. *GB total*: memory for training with the\n"
-        "preset's own microbatch. All in fp32.\n"
+        "*Parameters*: with the built-in vocabulary; bundled models have smaller ones. *GFLOPs*: forward pass\n"
+        "over one image. *MiB per image*: activation memory in training per image (with `crop_size`: per crop) of\n"
+        f"a micro-batch of {IMAGES}, without and with activation checkpointing. *GB total*: memory for training\n"
+        "with the preset's own microbatch. All in fp32.\n"
     )
 
 

@@ -91,9 +91,9 @@ def diffusers_unet(subject: Pixels, device: torch.device, batch_size: int) -> St
 
 
 def transformer(
-    subject: Pixels, device: torch.device, batch_size: int, width: int = WIDTH, precision: str = PRECISION
+    subject: Pixels, device: torch.device, batch_size: int, width: int = 0, precision: str = PRECISION
 ) -> Step:
-    """torch's own transformer with as many layers as need the same FLOPs."""
+    """torch's own transformer with as many layers as need the same FLOPs. width: 0 = ``WIDTH``."""
     return _theirs(subject, lambda: Transformer(subject, width), plain_step, device, batch_size, precision)
 
 
@@ -158,8 +158,9 @@ class DiffusersUNet(nn.Module):
 class Transformer(nn.Module):
     """Pre-norm layers on patches. It sees no timestep, which would cost nothing."""
 
-    def __init__(self, subject: Pixels, width: int = WIDTH):
+    def __init__(self, subject: Pixels, width: int = 0):
         super().__init__()
+        width = width or WIDTH
         self.patch = round(subject.config.image_size / TOKENS**0.5)
         values = 3 * self.patch**2
         layer = nn.TransformerEncoderLayer(

@@ -86,6 +86,13 @@ BENCHMARKS: dict[str, Benchmark | Table] = {
         transformer.gate,
         target=0.9,
     ),
+    "transformer_compiled": Benchmark(
+        "the same step, ours compiled as by --compile True, against torch's own layers in eager mode",
+        transformer.torchs,
+        partial(transformer.ours, "inductor"),
+        transformer.gate,
+        target=0.9,
+    ),
     "watching": Benchmark(
         "the same training step with flight recorder and lifeline against without",
         watching.unwatched,

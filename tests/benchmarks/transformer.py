@@ -32,10 +32,10 @@ NETWORK = DenoiserConfig(
 SUBJECT = Pixels("transformer", BATCH_SIZE, NETWORK)
 
 
-def ours() -> Callable[[], object]:
-    """The loop's own update."""
+def ours(backend: str = "") -> Callable[[], object]:
+    """The loop's own update. backend: torch.compile's; empty = eager."""
     reuse_freed_memory()
-    return gpu_steps.ours(SUBJECT, CPU, BATCH_SIZE, "fp32")
+    return gpu_steps.ours(SUBJECT, CPU, BATCH_SIZE, "fp32", backend=backend)
 
 
 def torchs() -> Callable[[], object]:
