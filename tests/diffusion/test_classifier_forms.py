@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusing import refused
 from torch.testing import assert_close
 
 from diff_dalle import diffusion
@@ -15,7 +16,6 @@ from diff_dalle.diffusion.diffusion_config import DiffusionConfig, training_proc
 from diff_dalle.diffusion.guidance import FORMS, ClassifierGuidance, GuidanceConfig, guided_denoiser
 from diff_dalle.diffusion.samplers import ancestral
 from diff_dalle.diffusion.sampling import SamplerConfig
-from tests.refusing import refused
 
 CENTER, WIDTH = 0.2, 0.4  # of the data
 ERROR, SEEN = 0.3, -0.5  # standard deviation of the classifier's measurement of x_start, and what it measured
