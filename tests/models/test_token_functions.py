@@ -69,6 +69,24 @@ def test_half_precision_has_fp32_statistics_and_comes_back(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_a_backward_pass_within_autocast_stays_in_fp32(name):
+    function, _, shapes = CASES[name]
+    inputs, others = given(*shapes), given(*shapes)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(function(*inputs).square().sum(), inputs)
+    assert_close(found, torch.autograd.grad(function(*others).square().sum(), others))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_of_zeros_are_finite_with_finite_gradients(name):
+    function, _, shapes = CASES[name]
+    x, *others = given(*shapes)
+    x = torch.zeros_like(x, requires_grad=True)
+    out = function(x, *others)
+    assert out.isfinite().all() and torch.autograd.grad(out.sum(), x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_of_the_tokens_only_the_input_is_kept(name):
     function, _, shapes = CASES[name]
     inputs, kept = given(*shapes), []
