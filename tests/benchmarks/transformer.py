@@ -7,10 +7,12 @@ keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from diff_dalle.commands.sources import read_preset
 from diff_dalle.distributed.devices import reuse_freed_memory
 from diff_dalle.models.transformer import DenoiserConfig
 
@@ -19,16 +21,9 @@ from .gpu_subjects import Pixels, flops_per_image
 
 WIDTH, BATCH_SIZE = 128, 8
 CPU = torch.device("cpu")
-NETWORK = DenoiserConfig(
-    image_size=256,
-    network="transformer",
-    patch_size=16,
-    patch_channels=16,
-    num_channels=WIDTH,
-    depth=24,
-    num_head_channels=64,
-    position_patches=16,
-)
+PRESET = read_preset("transformer_256").settings["model"]
+FULL = DenoiserConfig(**{name: value for name, value in PRESET.items() if name in DenoiserConfig.__dataclass_fields__})
+NETWORK = replace(FULL, num_channels=WIDTH, patch_channels=FULL.patch_channels * WIDTH // FULL.num_channels)
 SUBJECT = Pixels("transformer", BATCH_SIZE, NETWORK)
 
 
