@@ -1,6 +1,7 @@
 """Model folders: what is written, what a location means, what is refused, and the bundled models."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from decoder_making import make_decoder, save_decoder
 
 import diff_dalle
 from diff_dalle.checkpoints import model_folder
-from diff_dalle.checkpoints.checkpoint import load_file
+from diff_dalle.checkpoints.checkpoint import Identity, load_file
 from diff_dalle.checkpoints.content import DamagedError
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.model_folder import ModelFolder, find_file, open_model
 from diff_dalle.checkpoints.model_writing import portable, write_model
+from diff_dalle.checkpoints.record import Record, save_record
 from diff_dalle.checkpoints.safetensors import write_weights_file
 from diff_dalle.commands.command_line import parse
 from diff_dalle.config import InputError
@@ -113,6 +115,11 @@ def test_what_a_location_means(checkpoints, shipped, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path.parent)
     shutil.copytree(shipped.path, tmp_path.parent / "other")
     assert open_model("other").path == "other"  # what is here has precedence
+    os.mkdir("tiny")
+    with pytest.raises(InputError, match="the folder tiny here holds no model.*rename it"):
+        diff_dalle.load("tiny")
+    save_record("tiny", Record(Identity("generator", {}, None)))
+    assert open_model("tiny") is None  # a run has precedence too
 
 
 @pytest.mark.parametrize(
