@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import storage
 from ..config import InputError, quantity
-from ..images.decode import NO_PICTURE, TOO_LARGE, UNREADABLE, BrokenSample
+from ..images.decode import NO_HEIF, NO_PICTURE, TOO_LARGE, UNREADABLE, BrokenSample
 from .captions import EMPTY, NOT_UTF8, NUL
 
 REPORT = "report.json"
@@ -34,6 +34,7 @@ class Reason(Enum):
     METADATA_NOT_UTF8 = "its metadata is not UTF-8"
     EMPTY = "an empty file"
     NO_PICTURE = NO_PICTURE
+    NO_HEIF = NO_HEIF
     UNREADABLE = UNREADABLE
     TOO_LARGE = TOO_LARGE
     TOO_LONG = "a file of too many bytes"

@@ -26,8 +26,8 @@ from .accounting import Account, Reason, RowReason, Skipped
 
 METADATA = ("metadata.jsonl", "metadata.csv")
 TEXTS = ("txt", "caption")  # extensions of captions, in order of preference
-#: Pictures that are not read unless they are something else in truth, as a jpeg named .heic is.
-UNREAD = ("heic", "heif", "jxl", "svg", "psd", "eps", "exr", "hdr")
+#: Pictures that are not read unless they are something else in truth, as a jpeg named .jxl is.
+UNREAD = ("jxl", "svg", "psd", "eps", "exr", "hdr")
 #: Files of cameras, which open as the small preview in them.
 RAW = ("dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "raf")
 SYSTEM = ("thumbs.db", "desktop.ini", "__macosx", "@eadir")

@@ -7,6 +7,7 @@ of the file: ITU-T T.81, annex B.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import io
 import warnings
@@ -97,12 +98,15 @@ DECODERS = ("pillow", "simplejpeg")
 FORMATS = ("JPEG", "PNG", "WEBP")  # of images in shards
 IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")  # file extensions, in order of preference where a sample has several
 #: What a user's own picture may be, in Pillow's names. Each decoder is limited to a picture's declared size.
-ALL_FORMATS = (*FORMATS, "GIF", "BMP", "DIB", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA")
+ALL_FORMATS = (*FORMATS, "GIF", "BMP", "DIB", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA", "HEIF")
 ALL_KINDS = (
     *IMAGE_KINDS,
     *("jpe", "jfif", "apng", "gif", "bmp", "dib", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"),
-    *("ico", "jp2", "j2k", "jpx", "avif", "tga"),
+    *("ico", "jp2", "j2k", "jpx", "avif", "tga", "heic", "heif"),
 )
+#: What a HEIF file names, in its first box, that holds HEVC: ISO/IEC 23008-12, annex B.
+HEVC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"}
+MAX_BRANDS = 256  # bytes of that box that are looked at
 MAX_PIXELS = 1 << 26  # the default limit: 200 MB as RGB
 PILLOW_PIXELS = 178_956_970  # its own limit: twice Image.MAX_IMAGE_PIXELS
 SCALE = 2  # 45 dB PSNR to the full decoding after downsampling of photographs; 1 = 41 dB
@@ -110,6 +114,7 @@ MAX_READS = 1 << 18  # per file; more only where a file consists of tiny chunks,
 MAX_SCANNED = 100 * MAX_PIXELS  # pixels × scans of a jpeg, whose scans each visit the whole image: 10 s at most
 NO_IMAGE = "not a jpeg, png or webp"
 NO_PICTURE = "not a picture of a known format"
+NO_HEIF = "a HEIC picture, which needs `pip install 'diff_dalle[heic]'`"
 UNREADABLE = "not a readable image"
 TOO_LARGE = "too many pixels"
 Result = TypeVar("Result")
@@ -221,11 +226,32 @@ class _File(io.BytesIO):
         return super().read(size)
 
 
+def _is_heif(data: bytes) -> bool:
+    """Whether it says that it holds HEVC, of which Pillow itself reads none."""
+    first = data[4 : min(int.from_bytes(data[:4], "big"), MAX_BRANDS)]
+    return first.startswith(b"ftyp") and any(first[at : at + 4] in HEVC_BRANDS for at in range(4, len(first), 4))
+
+
+@functools.cache
+def _register_heif() -> None:
+    """Make Pillow read HEIF. BrokenSample without the extra heic."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        raise BrokenSample(NO_HEIF) from None
+    register_heif_opener(thumbnails=False)
+
+
 def _open(data: bytes, formats: Sequence[str]) -> tuple[Image.Image, Size, int | None]:
     """The image, not decoded yet, its (height, width) the right way up, and its EXIF orientation."""
+    is_heif = "HEIF" in formats and _is_heif(data)
+    if is_heif:
+        _register_heif()
     try:
-        image = Image.open(_File(data), formats=tuple(formats))
+        image = Image.open(_File(data), formats=["HEIF"] if is_heif else [each for each in formats if each != "HEIF"])
     except UnidentifiedImageError:
+        if is_heif:
+            raise BrokenSample(f"{UNREADABLE}: a damaged HEIC") from None
         raise BrokenSample(NO_IMAGE if formats == FORMATS else NO_PICTURE) from None
     image.decodermaxblock = len(data)  # else Pillow hands a jpeg to libjpeg in parts, and copies what is left of each
     orientation = orientation_of(image, data)

@@ -67,7 +67,7 @@ CAPTIONS = {
 }
 SKIPPED = {
     "html.jpg": (b"<html>403</html>", Reason.NO_PICTURE),
-    "phone.heic": (b"\0\0\0\x18ftypheic" + bytes(100), Reason.NO_PICTURE),
+    "phone.jxl": (b"\xff\x0a" + bytes(100), Reason.NO_PICTURE),
     "camera.dng": (encoded(random_image(), "TIFF"), Reason.NO_PICTURE),
     "cut.jpg": (JPEG[: len(JPEG) // 2], Reason.UNREADABLE),
     "empty.jpg": (b"", Reason.EMPTY),
@@ -168,7 +168,7 @@ def test_every_file_is_packed_or_skipped_for_a_reason_that_is_said_everywhere(so
 SKIPPED_REASONS = {reason.value for _, reason in SKIPPED.values()}
 #: Links and other systems' names are in ``test_packing.py``; metadata without a use below.
 ELSEWHERE = (Reason.OUTSIDE, Reason.NO_FILE, Reason.BAD_NAME, Reason.TOO_LONG)
-NOT_HERE = {each.value for each in (*ELSEWHERE, Reason.METADATA_NOT_UTF8, Reason.METADATA_UNUSED)}
+NOT_HERE = {each.value for each in (*ELSEWHERE, Reason.NO_HEIF, Reason.METADATA_NOT_UTF8, Reason.METADATA_UNUSED)}
 
 
 def test_pictures_and_captions_of_every_kind_come_out_of_the_shards(source):
