@@ -14,14 +14,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING
 
 from .. import storage
 from ..config import MAX_TEXT, InputError, load_mapping, nearest, quoted
 from .content import DamagedError
-
-if TYPE_CHECKING:
-    from .record import Record
 
 TABLE, CARD = "model.json", "README.md"
 TRAINED = "diff_dalle.trained"  # the package that holds the bundled models
@@ -72,12 +68,14 @@ def open_model(location: str) -> ModelFolder | None:
     """The model folder at a location, or the model that has it as its name; None for anything else, such as the path of
     a checkpoint. InputError for a word that is neither a path nor such a name, and for a folder that has the name of a
     bundled model but holds none."""
+    from .record import RECORD  # it needs checkpoints, which this module finds
+
     if not location or location.endswith((".pt", ".safetensors")):  # which saves a look at a remote place
         return None
     if storage.is_remote(location) or os.path.exists(storage.local_path(location)):
         if storage.exists(storage.join(location, TABLE)):
             return _read(location)
-        if location in _shipped() and _run_of(location) is None:
+        if location in _shipped() and not storage.exists(storage.join(location, RECORD)):
             rule = "holds no model, but the bundled model of this name is found only where there is no such folder"
             raise InputError(f"the folder {location} here {rule}: rename it, or work in another folder")
         return None
@@ -110,15 +108,11 @@ def find_file(location: str, role: str = "model_path") -> str:
     raise InputError(f"the model {location} has {count} for {role}, but one is required here: it has {has}")
 
 
-def _run_of(location: str) -> Record | None:
-    from .record import load_record  # it needs checkpoints, which this module finds
-
-    return load_record(location)
-
-
 def _file_of_run(location: str) -> str:
     """The weights of the run whose log directory this is; the location itself if it is none."""
-    if not location or location.endswith((".pt", ".safetensors")) or (run := _run_of(location)) is None:
+    from .record import load_record  # as above
+
+    if not location or location.endswith((".pt", ".safetensors")) or (run := load_record(location)) is None:
         return location
     if "" in run.best:
         return storage.join(location, "best.pt")
