@@ -152,7 +152,7 @@ def _expectations(preset: str, pictures: int, training: TrainingConfig) -> list[
     if said := re.search(r"^# Expect: (.*(?:\n#   .*)*)", preset_text(preset), re.MULTILINE):
         lines.append(re.sub(r"\n#\s+", " ", said[1]))
     if pictures > MANY and not torch.cuda.is_available():
-        lines.append("So many pictures take days without a GPU; the steps of this run show each only a few times.")
+        lines.append("Without a GPU, each is shown only a few times: enough for a few subjects in many pictures.")
     return [*lines, "The time that remains is printed after the second step."]
 
 
