@@ -71,13 +71,21 @@ def multiplications(shape: Shape) -> float:
 
 class AdamW(torch.optim.AdamW):
     """torch's without the wrappers that leave its methods out of torch.compile: they import torch._dynamo, which takes
-    as long as importing torch, and no update is compiled here."""
+    as long as importing torch, and no update is compiled here. The kernel gets this rank's shards, since dispatching
+    sharded tensors to it takes seconds in the first update, growing with the square of their number."""
 
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
     state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+    def _init_group(self, group: dict[str, Any], *tensors: list[Tensor]) -> bool:
+        """Fill lists of parameters, gradients, averages and step counts for an update."""
+        has_complex = super()._init_group(group, *tensors)
+        for each in tensors:
+            each[:] = local(each)
+        return has_complex
 
 
 class Muon(AdamW):
