@@ -108,10 +108,16 @@ def place(target: Tensor, whole: Tensor | None, world: World) -> None:
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all gradients together, over all shards: the same scalar on every rank."""
-    kinds = [[each for each in gradients if is_sharded(each) is sharded] for sharded in (True, False)]
-    norms: list[Any] = [torch.nn.utils.get_total_norm(kind) for kind in kinds if kind]
-    whole = [norm.full_tensor() if is_sharded(norm) else norm for norm in norms]
-    return whole[0] if len(whole) == 1 else torch.linalg.vector_norm(torch.stack(whole))
+    sharded: list[Any] = [each for each in gradients if is_sharded(each)]
+    whole = [each for each in gradients if not is_sharded(each)]
+    norms = [torch.nn.utils.get_total_norm(whole)] if whole else []
+    if sharded:
+        # Not of the sharded tensors themselves, whose dispatch takes seconds the first time.
+        squared = torch.nn.utils.get_total_norm(local(sharded)).square()
+        mesh = sharded[0].device_mesh
+        torch.distributed.all_reduce(squared, group=mesh.get_group(mesh.ndim - 1))
+        norms.append(squared.sqrt())
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def discard_gathered(module: nn.Module) -> None:
