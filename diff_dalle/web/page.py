@@ -217,7 +217,7 @@ def build_page(service: Service) -> Any:
                         interactive=False,
                         visible=False,
                     )
-                past = _gallery(gr, "History: choose an image to have its settings again", 6)
+                past = _gallery(gr, "History: choose an image for its settings", 6)
         history = gr.State([], time_to_live=VISIT_SECONDS)
         names = list(controls)
 

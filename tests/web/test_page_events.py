@@ -18,7 +18,7 @@ from diff_dalle.web.pictures import png
 pytestmark = needs_web
 PICTURE = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
 MAGENTA = np.array([255, 0, 255, 255])
-EDITOR, PAST = "Picture to edit", "History: choose an image to have its settings again"
+EDITOR, PAST = "Picture to edit", "History: choose an image for its settings"
 SHOWN, CONTROL, FILES = (
     "Images (gallery)",
     "Picture for the ControlNet",
