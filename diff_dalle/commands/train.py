@@ -34,6 +34,9 @@ class TrainedRun:
     settings: Any
     logdir: str
 
+    def __repr__(self) -> str:
+        return f"TrainedRun(logdir={self.logdir!r}, settings of {type(self.settings).__name__})"
+
     @property
     def checkpoints(self) -> dict[str, str]:
         """The files of the latest checkpoint by what they hold: "model", "ema_0.9999", "optimizer", with ``keep_best``

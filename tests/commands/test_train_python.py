@@ -53,6 +53,7 @@ def test_a_run_says_where_it_is_and_loads_as_a_pipeline(trained):
         "optimizer": "opt000002.pt",
     }
     assert trained.paths == [trained.checkpoints["ema_0.9"]] and trained.settings.training.iterations == 2
+    assert repr(trained) == f"TrainedRun(logdir={trained.logdir!r}, settings of GeneratorRun)"
     pipeline = trained.load(device="cpu")
     assert pipeline.step == 2 and pipeline.sample("a red circle", **FEW).shape == (1, 16, 16, 3)
     assert isinstance(pipeline, diff_dalle.Pipeline)
