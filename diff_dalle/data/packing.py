@@ -30,7 +30,9 @@ KEPT = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # formats wh
 BY_NAME = "captioned by the words of their names"
 #: What cameras, phones and programs call pictures.
 NO_WORDS = {"img", "image", "dsc", "dscn", "dscf", "pxl", "mvimg", "pano", "photo", "picture", "screenshot", "untitled"}
-SEVERAL = 'several captions: the first is the txt, and {} ["json", "captions"] draws one of them'
+OBLONG = 5 / 4  # ratio of the sides above which the report says that training crops a picture
+CROPPED = "longer than 5:4: training crops them to squares, unless multi_aspect_ratio is set"
+SEVERAL = 'several captions: the first is the txt, and caption_field ["json", "captions"] draws one of them'
 
 
 @settings
@@ -147,8 +149,10 @@ class _Packer:
         if len(data) > limit:
             raise Skipped(Reason.TOO_LONG, f"{len(data):,} as a {kind}, more than {limit:,}")
         captions, texts = self._captions(name, owned)
+        if max(image.size) > OBLONG * min(image.size):
+            notes.append(CROPPED)
         if len(captions) > 1:
-            notes.append(SEVERAL.format(named("caption_field")))
+            notes.append(SEVERAL)
         members = {kind: data} | ({"txt": captions[0].encode()} if captions else {})
         members["json"] = self._record(name, image, owned, captions)
         self.account.packed |= dict.fromkeys(texts, "caption")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from ..batch import Conditioning
 from ..config import Fault, InputError, given, named
@@ -38,6 +39,8 @@ from ..worlds.shapes.render import render
 from ..worlds.shapes.scenes import ShapesConfig
 from ..worlds.shapes.shards import read_shapes_config
 from .settings import EvaluateInputs
+
+AT_ONCE = 1024  # training pictures that are compared at once
 
 
 @dataclass(frozen=True)
@@ -329,6 +332,15 @@ class Context:
         if not classes or not captioned or self.settings.labels:
             return 0
         return classes if "cls" in count_kinds(index_shards(find_shards(captioned), ShardFiles())) else 0
+
+    def training_pictures(self) -> Iterator[np.ndarray]:
+        """Batches of the pictures of training_dir, as the base would generate them: uint8 [N, H, W, 3]."""
+        size, signal = self.base.image_size, self.base.stages[0].signal
+        spec = SampleSpec(ImageSpec((size, size)))
+        data = Loader(DataConfig(data_dir=self.settings.training_dir), spec, shuffle=False)
+        for start in tqdm(range(0, data.samples, AT_ONCE), "training pictures", unit_scale=AT_ONCE, disable=None):
+            images = data.batch_at(range(start, min(start + AT_ONCE, data.samples))).images
+            yield signal.to_pixels(signal.from_pixels(to_uint8(images).numpy()))
 
     def _read_shards(
         self, pipeline: Pipeline, tokenizer: Tokenizer | None = None, text_length: int = 0

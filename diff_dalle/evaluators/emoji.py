@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..evaluation.intervals import Share
+from ..evaluation.nearest import most_similar
 from ..evaluation.report import Figure, Part, Report, Section, Table
 from ..evaluation.retrieval import CANDIDATES
 from ..images.grid import image_grid
 from ..worlds.emoji.font import square_of
 from ..worlds.emoji.names import TONES, Emoji
-from ..worlds.emoji.scores import Share, most_similar, name_share, skin_palette, tone_share
+from ..worlds.emoji.scores import name_share, skin_palette, tone_share
 from ..worlds.emoji.world import SPLITS, read_emoji
 from .context import Context
 
@@ -44,17 +46,17 @@ def emoji_world(context: Context) -> Report:
         texts = judge.encode_text(names).cpu().numpy()
         seen = (_at_size(each, judge.image_size) for each in (samples, true))
         found, real = (judge.encode_image(each).cpu().numpy() for each in seen)
-        closest, distance = most_similar(samples, pictures)
+        closest, distance = most_similar(samples, [pictures])
         shares: dict[str, Share] = {
             "tone": tone_share(emoji, samples, true, palette),
             "name": name_share(found, texts, candidates),
             "true_name": name_share(real, texts, candidates),
         }
-        distances = [float(np.median(each)) for each in (distance, most_similar(true, pictures)[1])]
+        distances = [float(np.median(each)) for each in (distance, most_similar(true, [pictures])[1])]
         rows.append([split, *shares.values(), *(f"{each:.1f}" for each in distances)])
         scores[split] = {name: share.to_dict() for name, share in shares.items()}
         scores[split] |= dict(zip(("distance", "true_distance"), distances, strict=True))
-        examples.append(_examples(emoji, samples, true, pictures[closest], split))
+        examples.append(_examples(emoji, samples, true, closest, split))
     rows.append(["chance", f"{1 / len(TONES):.2f}", *[f"{1 / candidates:.3f}"] * 2, "", ""])
     header = ["held out", "skin tone", "name", "name of true pictures", "distance", "of true pictures"]
     table: list[Part] = [EXPLANATION.format(candidates=candidates), Table(header, rows)]

@@ -55,6 +55,12 @@ class EvaluateConfig:
     num_samples: int = option(
         256, "captions of data_dir to sample; fewer if it has fewer", needs=("data_dir",), least=2, most=MAX_BATCH
     )
+    training_dir: tuple[str, ...] = option(
+        (),
+        "shards of the base's training: the most similar picture in them is found for each sample of the captions of "
+        "data_dir, and for the pictures of data_dir, which the base should not have seen",
+        needs=("data_dir",),
+    )
     labels: tuple[int, ...] = option(
         (),
         "classes for class-conditional generators, used in turn; none = those of the images in data_dir (their cls "
@@ -176,10 +182,10 @@ class EvaluateInputs:
             yield Fault("", f"settings of upsamplers are given, but no upsamplers: set {upsamplers_flag}")
         evaluation = self.evaluation
         scored = self.classifier.classifier_path or evaluation.feature_network or evaluation.judge_path
-        if evaluation.captioned and model and not scored:
-            other = "feature_network" if evaluation.data_dir else "judge_path"
-            needed = f"{named('classifier_path')} or {named(other)}"
-            rule = f"needs {needed}: without a shapes world, a network scores the samples"
+        if evaluation.captioned and model and not (scored or evaluation.training_dir):
+            *names, last = ["feature_network", "training_dir"] if evaluation.data_dir else ["judge_path"]
+            needed = f"{', '.join(map(named, ['classifier_path', *names]))} or {named(last)}"
+            rule = f"needs {needed}: without a shapes world, a network or training pictures score the samples"
             yield Fault(f"evaluation.{'data_dir' if evaluation.data_dir else 'emoji_dir'}", rule)
 
     def _recorded(self, what: str, has_features: bool = False) -> Iterator[Fault]:

@@ -14,6 +14,7 @@ from ..evaluation.training_curves import training_sections
 from .classifier import by_noise_level, real_images
 from .context import Context
 from .control import control
+from .copies import copies
 from .editing import editing
 from .emoji import emoji_world
 from .feature_metrics import MIN_IMAGES, feature_metrics, upsampling
@@ -53,6 +54,7 @@ JUDGE = Need(
 SHAPES_WORLD = Need("a shapes world", "--shapes_dir", lambda run: run.evaluation.shapes_dir)
 EMOJI_WORLD = Need("an emoji world", "--emoji_dir", lambda run: run.evaluation.emoji_dir)
 CAPTIONED_DATA = Need("captioned shards", "--data_dir", lambda run: run.evaluation.captioned)
+TRAINING_DATA = Need("the shards of its training", "--training_dir", lambda run: run.evaluation.training_dir)
 EDITS = Need("a number of images to edit", "--edits", lambda run: run.evaluation.edits)
 CONTROLNET = Need("a ControlNet", "--controlnet", lambda run: run.evaluation.controlnet)
 PROGRESS = Need("a training log", "--progress", lambda run: run.evaluation.progress)
@@ -90,6 +92,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "similarity": Evaluator(similarity, (BASE, CLASSIFIER, CAPTIONED_DATA)),
     "retrieval": Evaluator(by_noise_level, (BASE, CLASSIFIER), plots=True),
     "feature_metrics": Evaluator(feature_metrics, (SAMPLED, FEATURES), asked_by="metrics", least=MIN_IMAGES),
+    "copies": Evaluator(copies, (BASE, CAPTIONED_DATA, TRAINING_DATA)),
     "upsampling": Evaluator(upsampling, (UPSAMPLERS,)),
     "editing": Evaluator(editing, (BASE, SHAPES_WORLD, EDITS)),
     "image_variations": Evaluator(image_variations, (DECODER, SHAPES_WORLD)),

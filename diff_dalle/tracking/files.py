@@ -33,11 +33,8 @@ def append(path: str, text: str) -> None:
     if storage.is_remote(path):
         storage.write_bytes(path, ("".join(read_lines(path)) + text).encode("utf-8"))
         return
-    try:
-        with open(path, "a", encoding="utf-8", newline="") as file:
-            file.write(text)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+    with storage.explained(path), open(path, "a", encoding="utf-8", newline="") as file:
+        file.write(text)
 
 
 @contextlib.contextmanager

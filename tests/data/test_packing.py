@@ -248,5 +248,20 @@ def test_pictures_without_captions_may_be_captioned_by_their_names(folder):
     (folder / "a.png").rename(folder / "sub.d/the house.png")
     strict = pack(out_dir="strict")["skipped"]
     assert strict == {"no caption": 1, "its caption is empty": 1, "the caption of a picture that is not packed": 1}
-    assert pack(name_captions=True)["notes"] == {"captioned by the words of their names": 2}
+    assert pack(name_captions=True)["notes"]["captioned by the words of their names"] == 2
     assert packed() == ["in", "the house", "Ünïcode 2"]
+
+
+@pytest.mark.parametrize(("height", "width", "said"), [(20, 25, False), (20, 26, True), (26, 20, True)])
+def test_pictures_that_training_crops_are_counted(height, width, said):
+    """Also those turned by their EXIF data, as they are seen."""
+    os.mkdir("in")
+    exif = Image.Exif()
+    exif[0x112] = 6
+    image = random_image(height, width)
+    image.save("in/a.jpg")
+    image.save("in/b.jpg", exif=exif)
+    Path("in/c.png").write_bytes(encoded(random_image(24, 20), "PNG"))
+    notes = pack(name_captions=True)["notes"]
+    expected = "longer than 5:4: training crops them to squares, unless multi_aspect_ratio is set"
+    assert notes.get(expected, 0) == 2 * said, notes

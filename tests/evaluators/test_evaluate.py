@@ -305,7 +305,7 @@ def test_metrics_of_any_network_are_asked_for_by_name(folder, data):
         ({"metrics": "fid", "evaluators": "retrieval"}, "metrics is for the evaluator feature_metrics: add it to"),
         (
             {"metrics": "fid", "classifier_path": None, "classifier_scale": None},
-            "--data_dir needs --classifier_path or",
+            "--data_dir needs --classifier_path, --feature_network or --training_dir",
         ),
         ({"metrics": "fid", "feature_network": "numpy"}, "must be inception or PACKAGE.MODULE:FUNCTION"),
         ({"metrics": "is"}, "metrics has is, which needs the classes of a network: set --feature_network to inception"),

@@ -137,5 +137,5 @@ def test_remote_log_directory(tmp_path, monkeypatch):
 def test_a_full_disk_is_named(tmp_path):
     log = JsonLog(Run(str(tmp_path)))
     log.path = "/dev/full"
-    with pytest.raises(InputError, match="/dev/full cannot be written: No space"):
+    with pytest.raises(InputError, match="/dev/full cannot be written: the disk is full"):
         log.log(1, {"loss": 0.5})

@@ -1,46 +1,17 @@
-"""Scores of samples of emoji: skin tone, name, and whether they are copies of training pictures."""
+"""Scores of samples of emoji: skin tone and name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from ...evaluation.intervals import wilson
+from ...evaluation.intervals import Share
 from ...randomness import permutation
 from .names import TONES, Emoji
 
 _BIN = 8  # levels of 255 that count as one color when the palette is found
 _RADIUS = 20.0  # the distance from a color of the palette up to which a pixel is skin, in levels of 255
-
-
-@dataclass(frozen=True)
-class Share:
-    """right: successes of n trials."""
-
-    right: int
-    n: int
-
-    def __str__(self) -> str:
-        low, high = wilson(self.right, self.n)
-        return f"{self.right / self.n:.2f} [{low:.2f}, {high:.2f}]" if self.n else "–"
-
-    def to_dict(self) -> dict:
-        """With the share as ``score`` and its 95 % interval, where there are trials."""
-        low, high = wilson(self.right, self.n)
-        return {**asdict(self), **({"score": self.right / self.n, "low": low, "high": high} if self.n else {})}
-
-
-def most_similar(pictures: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The index [N] of the most similar of the known pictures to each picture, and its RMS distance [N] in levels.
-
-    pictures, known: uint8 [N, H, W, 3] and [M, H, W, 3].
-    """
-    flat, others = (each.reshape(len(each), -1).astype(np.float32) for each in (pictures, known))
-    squares = (flat**2).sum(1)[:, None] - 2 * flat @ others.T + (others**2).sum(1)
-    index = squares.argmin(1)
-    return index, np.sqrt(((flat - others[index]) ** 2).mean(1))
 
 
 def tone_share(emoji: Sequence[Emoji], samples: np.ndarray, true: np.ndarray, palette: np.ndarray) -> Share:

@@ -9,9 +9,10 @@ import pytest
 from emoji_making import Painter, people, use_painter
 
 from diff_dalle.config import InputError
+from diff_dalle.evaluation.intervals import Share
 from diff_dalle.worlds.emoji import font, names, world
 from diff_dalle.worlds.emoji.names import ADULT, TONES, WHO, Emoji
-from diff_dalle.worlds.emoji.scores import Share, most_similar, name_share, read_tones, skin_palette, tone_share
+from diff_dalle.worlds.emoji.scores import name_share, read_tones, skin_palette, tone_share
 from diff_dalle.worlds.emoji.world import EmojiConfig, split_emoji
 
 #: As the package names them, by code points.
@@ -234,12 +235,6 @@ def test_tones_are_judged_where_the_true_picture_shows_them():
     ]
     true = painted(["dark", "light", "dark", "dark"])  # of the third, something else
     assert tone_share(emoji, painted(["dark", "dark", "medium", "dark"]), true, palette) == Share(1, 2)
-
-
-def test_the_nearest_training_picture():
-    known = np.stack([np.full((4, 4, 3), value, np.uint8) for value in (0, 100, 250)])
-    index, distance = most_similar(np.stack([known[1], known[2] - 10]), known)
-    assert index.tolist() == [1, 2] and distance.tolist() == [0, 10]
 
 
 def test_a_name_is_found_among_as_many_others():
