@@ -44,11 +44,11 @@ def evaluation(tmp_path, monkeypatch):
     """With a training set and a function from the held-out pictures to an evaluation of given samples."""
     monkeypatch.setattr(context, "AT_ONCE", 10)
     known = pictures(KNOWN, 0)
-    path, data = make_file(tmp_path), shards(tmp_path / "known", known)
+    data = shards(tmp_path / "known", known)
 
-    def make(held_out, samples, *more):
-        real = shards(tmp_path / "held_out", held_out)
-        words = ["--model_path", path, "--data_dir", real, "--training_dir", data, "--steps", "2", *more]
+    def make(held_out, samples, **network):
+        path, real = make_file(tmp_path, **network), shards(tmp_path / "held_out", held_out)
+        words = ["--model_path", path, "--data_dir", real, "--training_dir", data, "--steps", "2"]
         found = Evaluation(parse(EvaluateRun, [*words, "--report_dir", str(tmp_path / "report")]), ALONE)
         monkeypatch.setattr(found.context, "sample", lambda prompts, guidance: [np.stack(samples)])
         return found
@@ -60,7 +60,7 @@ def test_copies_are_counted(evaluation):
     """With a picture of both sets, which says nothing of how far unseen ones are."""
     known, make = evaluation
     held_out = [*pictures(HELD_OUT - 1, 1), known[3]]
-    samples = [*(np.clip(each.astype(int) + 3, 0, 255).astype(np.uint8) for each in known[15:20]), *pictures(15, 2)]
+    samples = [*(np.clip(each.astype(int) + 3, 0, 255).astype(np.uint8) for each in known[19:]), *pictures(15, 2)]
     found = copies(make(held_out, samples).context)
     scores = found.scores["copies"]
     assert 5 <= scores["near"]["right"] <= 7 and scores["near"]["n"] == 20 and scores["unseen"] == HELD_OUT - 1
@@ -74,6 +74,12 @@ def test_without_unseen_pictures_nothing_is_called_near(evaluation):
     known, make = evaluation
     scores = copies(make(known[:4], known[:4]).context).scores["copies"]
     assert scores == {"distance": 0, "unseen": 0}
+
+
+def test_training_pictures_are_as_the_generator_shows_them(evaluation):
+    known, make = evaluation
+    gray = [np.asarray(Image.fromarray(each).convert("L").convert("RGB")) for each in known]
+    assert copies(make(known, gray, image_channels=1).context).scores["copies"]["distance"] < 2
 
 
 def test_it_runs_as_a_command(tmp_path):
