@@ -59,7 +59,6 @@ class EvaluateConfig:
         (),
         "shards of the base's training: the most similar picture in them is found for each sample of the captions of "
         "data_dir, and for the pictures of data_dir, which the base should not have seen",
-        needs=("data_dir",),
     )
     labels: tuple[int, ...] = option(
         (),

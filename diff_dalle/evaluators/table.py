@@ -92,7 +92,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "similarity": Evaluator(similarity, (BASE, CLASSIFIER, CAPTIONED_DATA)),
     "retrieval": Evaluator(by_noise_level, (BASE, CLASSIFIER), plots=True),
     "feature_metrics": Evaluator(feature_metrics, (SAMPLED, FEATURES), asked_by="metrics", least=MIN_IMAGES),
-    "copies": Evaluator(copies, (BASE, CAPTIONED_DATA, TRAINING_DATA)),
+    "copies": Evaluator(copies, (BASE, CAPTIONED_DATA, TRAINING_DATA), asked_by="training_dir"),
     "upsampling": Evaluator(upsampling, (UPSAMPLERS,)),
     "editing": Evaluator(editing, (BASE, SHAPES_WORLD, EDITS)),
     "image_variations": Evaluator(image_variations, (DECODER, SHAPES_WORLD)),

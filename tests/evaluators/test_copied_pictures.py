@@ -92,5 +92,22 @@ def test_it_runs_as_a_command(tmp_path):
     found.write()
     assert json.loads((tmp_path / "report" / "scores.json").read_text())["copies"]["unseen"] == 4
     assert (tmp_path / "report" / "copies.png").exists()
-    with pytest.raises(InputError, match="training_dir"):
-        parse(EvaluateRun, ["--model_path", path, "--shapes_dir", "x", "--training_dir", data])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model_path m.pt --shapes_dir s", "copies needs captioned shards .--data_dir.: set it, or leave --train"),
+        (
+            "--data_dir d --upsampler_paths u.pt",
+            "copies needs a base generator .--model_path.: set it, or leave --training_dir out",
+        ),
+        (
+            "--data_dir d --model_path m.pt --classifier_path c.pt --evaluators captions",
+            "is for the evaluator copies: add it",
+        ),
+    ],
+)
+def test_training_pictures_without_a_use_are_refused(words, message):
+    with pytest.raises(InputError, match=message):
+        parse(EvaluateRun, ["--training_dir", "t", *words.split()])
