@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,23 +48,6 @@ def wilson(successes: float, n: int, z: float = Z_95) -> tuple[float, float]:
     center = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
     return max(0.0, center - half), min(1.0, center + half)
-
-
-@dataclass(frozen=True)
-class Share:
-    """right: successes of n trials."""
-
-    right: int
-    n: int
-
-    def __str__(self) -> str:
-        low, high = wilson(self.right, self.n)
-        return f"{self.right / self.n:.2f} [{low:.2f}, {high:.2f}]" if self.n else "–"
-
-    def to_dict(self) -> dict:
-        """With the share as ``score`` and its 95 % interval, where there are trials."""
-        low, high = wilson(self.right, self.n)
-        return {**asdict(self), **({"score": self.right / self.n, "low": low, "high": high} if self.n else {})}
 
 
 def mean_interval(values: Sequence[float] | np.ndarray, z: float = Z_95) -> tuple[float, float]:

@@ -334,13 +334,18 @@ class Context:
         return classes if "cls" in count_kinds(index_shards(find_shards(captioned), ShardFiles())) else 0
 
     def training_pictures(self) -> Iterator[np.ndarray]:
-        """Batches of the pictures of training_dir, as the base would generate them: uint8 [N, H, W, 3]."""
-        size, signal = self.base.image_size, self.base.stages[0].signal
-        spec = SampleSpec(ImageSpec((size, size)))
+        """This rank's batches of the pictures of training_dir, as the base would generate them: uint8 [N, H, W, 3]."""
+        spec = SampleSpec(ImageSpec((self.base.image_size, self.base.image_size)))
         data = Loader(DataConfig(data_dir=self.settings.training_dir), spec, shuffle=False)
-        for start in tqdm(range(0, data.samples, AT_ONCE), "training pictures", unit_scale=AT_ONCE, disable=None):
-            images = data.batch_at(range(start, min(start + AT_ONCE, data.samples))).images
-            yield signal.to_pixels(signal.from_pixels(to_uint8(images).numpy()))
+        starts = range(self.world.rank * AT_ONCE, data.samples, self.world.size * AT_ONCE)
+        for start in tqdm(starts, "training pictures", unit="batch", disable=None if self.world.is_main else True):
+            batch = data.batch_at(range(start, min(start + AT_ONCE, data.samples)))
+            yield self.as_generated(to_uint8(batch.images).numpy())
+
+    def as_generated(self, images: np.ndarray) -> np.ndarray:
+        """Images as the base would generate them, gray for a grayscale generator: uint8 [N, H, W, 3]."""
+        signal = self.base.stages[0].signal
+        return signal.to_pixels(signal.from_pixels(images))
 
     def _read_shards(
         self, pipeline: Pipeline, tokenizer: Tokenizer | None = None, text_length: int = 0

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..evaluation.intervals import Share
 from ..evaluation.nearest import most_similar
 from ..evaluation.report import Figure, Part, Report, Section, Table
 from ..evaluation.retrieval import CANDIDATES
 from ..images.grid import image_grid
 from ..worlds.emoji.font import square_of
 from ..worlds.emoji.names import TONES, Emoji
-from ..worlds.emoji.scores import name_share, skin_palette, tone_share
+from ..worlds.emoji.scores import Share, name_share, skin_palette, tone_share
 from ..worlds.emoji.world import SPLITS, read_emoji
 from .context import Context
 

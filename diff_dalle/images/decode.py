@@ -97,8 +97,8 @@ def _is_special(segment: bytes) -> bool:
 DECODERS = ("pillow", "simplejpeg")
 FORMATS = ("JPEG", "PNG", "WEBP")  # of images in shards
 IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")  # file extensions, in order of preference where a sample has several
-#: What a user's own picture may be, in Pillow's names. Each decoder is limited to a picture's declared size.
-ALL_FORMATS = (*FORMATS, "GIF", "BMP", "DIB", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA", "HEIF")
+#: What a user's own picture may be, beside HEIF, in Pillow's names. Each decoder is limited to the declared size.
+ALL_FORMATS = (*FORMATS, "GIF", "BMP", "DIB", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA")
 ALL_KINDS = (
     *IMAGE_KINDS,
     *("jpe", "jfif", "apng", "gif", "bmp", "dib", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"),
@@ -244,11 +244,11 @@ def _register_heif() -> None:
 
 def _open(data: bytes, formats: Sequence[str]) -> tuple[Image.Image, Size, int | None]:
     """The image, not decoded yet, its (height, width) the right way up, and its EXIF orientation."""
-    is_heif = "HEIF" in formats and _is_heif(data)
+    is_heif = formats != FORMATS and _is_heif(data)
     if is_heif:
         _register_heif()
     try:
-        image = Image.open(_File(data), formats=["HEIF"] if is_heif else [each for each in formats if each != "HEIF"])
+        image = Image.open(_File(data), formats=("HEIF",) if is_heif else tuple(formats))
     except UnidentifiedImageError:
         if is_heif:
             raise BrokenSample(f"{UNREADABLE}: a damaged HEIC") from None

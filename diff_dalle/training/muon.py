@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..distributed.dealing import Dealing, Holders, Shape
-from ..distributed.parallel import local
+from ..distributed.parallel import is_sharded, local
 from ..distributed.world import ALONE, World
 from ..models.precision import DTYPES, resolve_precision
 
@@ -83,8 +83,9 @@ class AdamW(torch.optim.AdamW):
     def _init_group(self, group: dict[str, Any], *tensors: list[Tensor]) -> bool:
         """Fill lists of parameters, gradients, averages and step counts for an update."""
         has_complex = super()._init_group(group, *tensors)
-        for each in tensors:
-            each[:] = local(each)
+        if any(map(is_sharded, tensors[0])):
+            for each in tensors:
+                each[:] = local(each)
         return has_complex
 
 

@@ -13,7 +13,7 @@ from shard_making import Letters, captions_of, encoded, load, random_image
 
 from diff_dalle.config import InputError
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
-from diff_dalle.data.packing import PackingConfig, pack_folder, words_of
+from diff_dalle.data.packing import CROPPED, PackingConfig, pack_folder, words_of
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
 
 
@@ -248,7 +248,7 @@ def test_pictures_without_captions_may_be_captioned_by_their_names(folder):
     (folder / "a.png").rename(folder / "sub.d/the house.png")
     strict = pack(out_dir="strict")["skipped"]
     assert strict == {"no caption": 1, "its caption is empty": 1, "the caption of a picture that is not packed": 1}
-    assert pack(name_captions=True)["notes"]["captioned by the words of their names"] == 2
+    assert pack(name_captions=True)["notes"] == {"captioned by the words of their names": 2, CROPPED: 1}
     assert packed() == ["in", "the house", "Ünïcode 2"]
 
 

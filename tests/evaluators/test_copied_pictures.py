@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from checkpoint_making import make_file
 from PIL import Image
+from script_running import run
 from shard_making import encoded, tar_bytes
 
 from diff_dalle.commands.command_line import parse
@@ -63,7 +65,9 @@ def test_copies_are_counted(evaluation):
     samples = [*(np.clip(each.astype(int) + 3, 0, 255).astype(np.uint8) for each in known[19:]), *pictures(15, 2)]
     found = copies(make(held_out, samples).context)
     scores = found.scores["copies"]
-    assert 5 <= scores["near"]["right"] <= 7 and scores["near"]["n"] == 20 and scores["unseen"] == HELD_OUT - 1
+    assert (
+        5 / 20 <= scores["near"]["value"] <= 7 / 20 and scores["near"]["n"] == 20 and scores["unseen"] == HELD_OUT - 1
+    )
     assert scores["distance"] == pytest.approx(scores["unseen_distance"], rel=0.05)
     assert "except 1 of 20 that are training pictures" in found.sections[0].text
     _, _, lowest, _ = found.summary[0].rows[0]
@@ -79,19 +83,33 @@ def test_without_unseen_pictures_nothing_is_called_near(evaluation):
 def test_training_pictures_are_as_the_generator_shows_them(evaluation):
     known, make = evaluation
     gray = [np.asarray(Image.fromarray(each).convert("L").convert("RGB")) for each in known]
-    assert copies(make(known, gray, image_channels=1).context).scores["copies"]["distance"] < 2
+    scores = copies(make(known, gray, image_channels=1).context).scores["copies"]
+    assert scores["distance"] < 2 and scores["unseen"] == 0
 
 
-def test_it_runs_as_a_command(tmp_path):
+def test_ranks_share_the_training_pictures(evaluation, monkeypatch):
+    known, make = evaluation
+    found = make(known, known).context
+    parts = []
+    for rank in range(2):
+        monkeypatch.setattr(found, "world", SimpleNamespace(rank=rank, size=2, is_main=rank == 0))
+        parts += found.training_pictures()
+    assert [len(part) for part in parts] == [10, KNOWN - 20, 10]
+    assert {each.tobytes() for part in parts for each in part} == {each.tobytes() for each in known}
+
+
+def test_two_processes_find_what_one_finds(tmp_path):
+    """One of them has no batch of its own."""
     path = make_file(tmp_path)
     data, other = shards(tmp_path / "known", pictures(6, 0)), shards(tmp_path / "other", pictures(4, 1))
-    words = ["--model_path", path, "--data_dir", other, "--training_dir", data, "--steps", "2", "--num_samples", "4"]
-    run = parse(EvaluateRun, [*words, "--report_dir", str(tmp_path / "report")])
-    found = Evaluation(run, ALONE)
-    found.run()
-    found.write()
-    assert json.loads((tmp_path / "report" / "scores.json").read_text())["copies"]["unseen"] == 4
-    assert (tmp_path / "report" / "copies.png").exists()
+    flags = ["--model_path", path, "--data_dir", other, "--training_dir", data, "--steps", 2, "--num_samples", 4]
+    scores = []
+    for ranks in (1, 2):
+        report = tmp_path / f"report{ranks}"
+        run("evaluate.py", *flags, "--device", "cpu", "--report_dir", report, ranks=ranks)
+        scores.append(json.loads((report / "scores.json").read_text())["copies"])
+        assert (report / "copies.png").exists()
+    assert scores[0] == scores[1] and scores[0]["unseen"] == 4 and np.isfinite(scores[0]["distance"])
 
 
 @pytest.mark.parametrize(

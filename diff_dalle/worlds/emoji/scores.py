@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from ...evaluation.intervals import Share
+from ...evaluation.intervals import wilson
 from ...randomness import permutation
 from .names import TONES, Emoji
 
 _BIN = 8  # levels of 255 that count as one color when the palette is found
 _RADIUS = 20.0  # the distance from a color of the palette up to which a pixel is skin, in levels of 255
+
+
+@dataclass(frozen=True)
+class Share:
+    """right: successes of n trials."""
+
+    right: int
+    n: int
+
+    def __str__(self) -> str:
+        low, high = wilson(self.right, self.n)
+        return f"{self.right / self.n:.2f} [{low:.2f}, {high:.2f}]" if self.n else "–"
+
+    def to_dict(self) -> dict:
+        """With the share as ``score`` and its 95 % interval, where there are trials."""
+        low, high = wilson(self.right, self.n)
+        return {**asdict(self), **({"score": self.right / self.n, "low": low, "high": high} if self.n else {})}
 
 
 def tone_share(emoji: Sequence[Emoji], samples: np.ndarray, true: np.ndarray, palette: np.ndarray) -> Share:
