@@ -60,7 +60,7 @@ budget=$((total * 4 / 7))
 part "table" table.md $((budget + 20)) python3 scripts/benchmark.py --benchmarks gpu --seconds "$budget" || true
 if python3 -c "import pytest" 2>/dev/null; then
     for file in $(grep -lrE "^from waiting import .*\b(on_gpu|needs_cuda)\b" tests --include "test_*.py" | sort --reverse); do
-        part "$file" tests.txt $((total / 5)) python3 -m pytest -q -m gpu -rfE --durations 3 -p no:cacheprovider \
+        part "$file" tests.txt $((total / 5)) python3 -m pytest -q -m gpu --slow -rfE --durations 3 -p no:cacheprovider \
             -o faulthandler_timeout=60 "$file" || true
     done
 else

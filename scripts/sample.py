@@ -42,10 +42,15 @@ def main():
         if guide is not None:
             guide.check(run.classifier_model)
         request = labeled(request, what, pipeline, guide if any(run.classifier.scales) else None)
-        if world.is_main:
-            logdir = choose_logdir(what.logdir, "samples")
-            storage.make_dirs(logdir)  # raises now, not after sampling, if the folder cannot be written
-        sweep, say = {}, functools.cache(functools.partial(print, flush=True))
+        logdir = choose_logdir(what.logdir, "samples") if world.is_main else ""
+
+        @functools.cache
+        def say(line):
+            """Called when everything is found right; a folder that cannot be written is told before sampling."""
+            storage.make_dirs(logdir)
+            print(line, flush=True)
+
+        sweep = {}
         for scale in run.classifier.scales:
             settings = run.settings(pipeline, scale, guide)
             images = pipeline.sample_stages(request, settings, world=world, tell=say)[-1]

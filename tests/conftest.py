@@ -12,6 +12,19 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which then runs kernels in its interpreter
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave slow tests out, except by --slow and where a test is named."""
+    if config.getoption("slow") or any("::" in str(each) for each in config.args):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_auto_num_workers():
     """Half as many again as there are cores, because many tests wait: for processes, servers and time-outs."""

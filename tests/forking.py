@@ -156,6 +156,7 @@ def _serve(requests: socket.socket) -> list[str]:
     """Copy this process for every request; returns in the copies, with their arguments."""
     for name in MODULES:
         importlib.import_module(name)
+    importlib.import_module("diff_dalle.text.tokenizer").load_tokenizer()
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in the copies"
     signal.signal(signal.SIGINT, signal.SIG_IGN)

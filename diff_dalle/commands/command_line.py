@@ -84,7 +84,8 @@ def _parser(
     """The parser of a command. kinds: for ``--kind``, if the command serves several. helps: it will show its help, for
     which all presets and the examples are read; briefly: with the settings that people set alone."""
     text = usage(sys.argv[0], subcommand) if helps else ""
-    flags = {leaf.name: group for group in groups(config_class) for leaf in group.flags}
+    sections = list(groups(config_class))
+    flags = {leaf.name: group for group in sections for leaf in group.flags}
     brief = {*flags}
     if briefly and len(flags) > MOST:
         brief = {name for name, group in flags.items() if name in COMMON and not group.only_checks}
@@ -105,7 +106,7 @@ def _parser(
     _add_flag(general, "set", "any setting by its path in a config file; may be repeated", metavar="PATH=VALUE")
     _add_flag(general, "import", own_parts.HELP, metavar="MODULE")
     _add_flag(general, "dry_run", DRY_RUN.help, boolean=True)
-    for group in groups(config_class):
+    for group in sections:
         section = parser.add_argument_group(group.title)
         for leaf in group.flags:
             kind = "|".join(leaf.choices) or type_name(leaf.type)

@@ -130,7 +130,9 @@ class _Documentation:
 
 def title_of(config_class) -> str:
     """The first line of a config class's docstring."""
-    return (config_class.__doc__ or config_class.__name__).strip().splitlines()[0].rstrip(".")
+    documentation = inspect.getattr_static(config_class, "__doc__")
+    text = documentation.text if isinstance(documentation, _Documentation) else documentation
+    return (text or config_class.__name__).strip().splitlines()[0].rstrip(".")
 
 
 def _described(key: str, member: Leaf | Section) -> str:

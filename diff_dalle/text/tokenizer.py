@@ -8,7 +8,7 @@ import heapq
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,36 @@ class TokenizerConfig:
     )
 
 
+@dataclass(frozen=True)
+class _Tables:
+    """What a vocabulary's tokenizers look up, and none of them changes.
+
+    ids:    symbol → id.
+    merges: pair of ids → id of the merged symbol.
+    bytes:  by id; an end of a word is a space.
+    """
+
+    digest: str
+    ids: Mapping[str, int]
+    merges: Mapping[tuple[int, int], int]
+    bytes: Sequence[bytes]
+
+
+@functools.lru_cache(4)
+def _tables(vocabulary: Vocabulary) -> _Tables:
+    symbols = vocabulary.symbols()
+    ids = {symbol: i for i, symbol in enumerate(symbols)}
+    pairs = [(ids[left], ids[right]) for left, right in vocabulary.merges]
+    pattern = WORD_PATTERN if vocabulary.ends_words else SPACED_WORD_PATTERN
+    digest = hashlib.sha256(repr((pattern, vocabulary.merges)).encode()).hexdigest()
+    texts = [bytes([byte]) for byte in BYTE_LETTERS]
+    texts += [byte + b" " for byte in texts] if vocabulary.ends_words else []
+    for left, right in pairs:
+        texts.append(texts[left] + texts[right])
+    merges = {pair: i for i, pair in enumerate(pairs, len(symbols) - len(pairs))}
+    return _Tables(digest, ids, merges, texts)
+
+
 class Tokenizer:
     """Encodes texts as token ids and back.
 
@@ -89,27 +119,16 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary):
-        symbols = vocabulary.symbols()
-        first_merge = len(symbols) - len(vocabulary.merges)
-        pattern = WORD_PATTERN if vocabulary.ends_words else SPACED_WORD_PATTERN
-        digest = hashlib.sha256(repr((pattern, vocabulary.merges)).encode()).hexdigest()
-
+        tables = _tables(vocabulary)
         self.vocabulary = vocabulary
-        self.start = len(symbols)
+        self.start = len(tables.ids)
         self.end = self.start + vocabulary.ends_words
         self._closing = [self.end] if vocabulary.ends_words else []  # of each text
         self.vocab_size = self.end + 1 + len(vocabulary.added)
-        self.base_identity = f"{vocabulary.name}-{self.end + 1}:{digest[:12]}"  # without added tokens
+        self.base_identity = f"{vocabulary.name}-{self.end + 1}:{tables.digest[:12]}"  # without added tokens
         self.identity = "+".join([self.base_identity, *vocabulary.added])
 
-        ids = {symbol: i for i, symbol in enumerate(symbols)}
-        pairs = [(ids[left], ids[right]) for left, right in vocabulary.merges]
-        self._ids = ids
-        self._merges = {pair: i for i, pair in enumerate(pairs, first_merge)}
-        self._bytes = [bytes([byte]) for byte in BYTE_LETTERS]
-        self._bytes += [byte + b" " for byte in self._bytes] if vocabulary.ends_words else []
-        for left, right in pairs:
-            self._bytes.append(self._bytes[left] + self._bytes[right])
+        self._ids, self._merges, self._bytes = tables.ids, tables.merges, tables.bytes
         self._added = {text: i for i, text in enumerate(vocabulary.added, self.end + 1)}
         longest_first = sorted(map(re.escape, self._added), key=len, reverse=True)
         self._find_added = re.compile(f"({'|'.join(longest_first)})").split if self._added else None

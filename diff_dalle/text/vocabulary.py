@@ -7,6 +7,7 @@ that were added later. GPT-2's ``vocab.bpe`` has the same format, but no ends of
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib.util
 import io
@@ -130,6 +131,7 @@ def read_vocabulary(bpe_path: str = "") -> Vocabulary:
     return parse_vocabulary(_read_text(path), f"{named('bpe_path')}: {path}")
 
 
+@functools.lru_cache(4)
 def parse_vocabulary(text: str, where: str) -> Vocabulary:
     """The vocabulary in the text of a merge file, which messages call ``where``. InputError for an invalid line."""
     header, *lines = text.splitlines() or [""]

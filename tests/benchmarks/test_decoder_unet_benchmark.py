@@ -3,6 +3,7 @@ from functools import partial
 
 import pytest
 import torch
+from marks import slow
 
 from benchmarks import decoder_unet
 from diff_dalle.batch import Conditioning
@@ -58,7 +59,7 @@ def test_the_network_is_the_example_at_a_quarter_of_its_width():
 
 @pytest.mark.parametrize(
     ("config", "most"),
-    [(EXAMPLE, 0.4), (replace(EXAMPLE, memory_efficient=True), 0.505)],
+    [(EXAMPLE, 0.4), slow(replace(EXAMPLE, memory_efficient=True), 0.505)],
 )
 def test_activation_checkpointing_halves_the_peak_memory(config, most):
     """Of the pass through the network at its full width, computed on the meta device. The memory-efficient network has

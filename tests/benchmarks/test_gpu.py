@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from marks import slow
 from network_making import randomize
 
 from benchmarks import gpu, gpu_measuring, gpu_steps, latent
@@ -101,6 +102,7 @@ def table(seconds=9999.0, call=here, **options):
     return first, [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
+@pytest.mark.slow
 def test_every_row_is_measured(monkeypatch):
     """What is compiled is only noted: capturing takes long, and two rows do it below."""
     compiled = []
@@ -136,7 +138,7 @@ def test_the_order_is_that_of_interest():
     assert [kind for kind, _ in itertools.groupby(kinds)] == ["training", "sampling", "memory"]
 
 
-@pytest.mark.parametrize("work", ["training, generator", "sampling"])
+@pytest.mark.parametrize("work", ["training, generator", slow("sampling")])
 def test_a_compiled_row_is_captured(work):
     row = next(row for row in gpu.rows(WORK) if row.work.startswith(work) and row.form.startswith("compiled"))
     assert measured(CPU, row.build, row.batch).batch == 2

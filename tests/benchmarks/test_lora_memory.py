@@ -28,6 +28,7 @@ def test_a_lora_holds_the_base_once_and_four_more_copies_of_its_own(folder):
     assert abs(held_bytes(trainee) - (frozen + 5 * own)) < 0.01 * frozen  # counters of steps
 
 
+@pytest.mark.slow
 def test_a_step_of_a_lora_takes_less_than_one_of_all_weights(folder):
     lora, whole = (memory_of_run(build, folder, 2) for build in (adapted, full))
     assert lora.held < 0.3 * whole.held and lora.held < lora.tensors < 0.7 * whole.tensors

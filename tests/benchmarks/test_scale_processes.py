@@ -97,6 +97,7 @@ def live(world):
     return place, seconds, scale_exchange.traces(world, Traced(TINY, 2, steps=1))
 
 
+@pytest.mark.slow
 def test_two_processes():
     own, ranks = scale_processes.cores(), scale_processes.on_processes(2, live)
     for rank, (place, seconds, _) in enumerate(ranks):

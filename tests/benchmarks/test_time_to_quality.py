@@ -227,6 +227,7 @@ def run(tmp_path_factory):
     return parse(GeneratorRun, [*RECIPES["shapes_32"], *FLAGS, *TINY, "--data_dir", str(folder / "train")])
 
 
+@pytest.mark.slow
 def test_all_sides_in_miniature(diffusers, capsys):
     flags = (*FLAGS, *TINY, "--iterations", "2")
     rules = Rules(slice_seconds=0.01, limit=1.0, prompts=2)
@@ -244,6 +245,7 @@ def test_parameters_are_alike(diffusers, run, name):
     assert Peer(full, ALONE, "fp32").parameters == pytest.approx(Ours(name, full, ALONE).parameters, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_peer_is_trained_as_in_its_example(diffusers, run):
     """Against the formulas: AdamW with a warm-up from 0, whose second and third steps change the weights, and EMA."""
     peer, plain = Peer(run, ALONE, "fp32", (32, 32)), Peer(run, ALONE, "fp32", (32, 32))

@@ -12,6 +12,7 @@ def test_both_sides_need_the_same_flops():
     assert 0 <= found <= allowed
 
 
+@pytest.mark.slow
 def test_the_gate_sees_another_layer(monkeypatch):
     deeper = replace(transformer.SUBJECT, config=replace(transformer.NETWORK, depth=transformer.NETWORK.depth + 1))
     monkeypatch.setattr(transformer, "flops_per_image", lambda subject: flops(deeper))

@@ -14,6 +14,7 @@ def test_both_sides_give_the_same_loss_and_gradients():
         assert 0 <= found <= allowed
 
 
+@pytest.mark.slow
 def test_the_gate_sees_a_difference(monkeypatch):
     original = use_checkpoint.network
 

@@ -49,6 +49,7 @@ def test_unets_of_one_decoder(tmp_path, save):
     assert settings_of(str(tmp_path / "again.pt")) == settings_of(out)
 
 
+@pytest.mark.slow
 def test_unets_trained_in_runs_of_their_own(tmp_path, save):
     """Each by its own decoder: settings of each U-Net, and shared ones from the U-Net that uses them."""
     base = make_decoder(1, loss_type=("l1",), blur_prob=0.0, image_cond_drop_prob=0.3, lowres_noise_sample_level=0.9)
@@ -113,6 +114,7 @@ def test_what_does_not_fit_is_named(tmp_path, save, one, other, message):
     assert not (tmp_path / "decoder.pt").exists()
 
 
+@pytest.mark.slow
 def test_every_shared_setting_is_compared_or_affects_training_only(tmp_path, save):
     """None can differ silently: two U-Nets that use it are refused, or the difference is told."""
     common = {"unets": (replace(TEXT_UNET, cond_on_image_embeds=True),) * 3, "use_noise_for_lowres_cond": (True,)}

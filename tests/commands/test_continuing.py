@@ -104,6 +104,7 @@ def test_a_run_that_only_moves_goes_on_bit_for_bit_with_its_history(tmp_path, wo
     assert {1, 2, 3, 4, 5} <= {*steps}
 
 
+@pytest.mark.slow
 def test_unets_are_trained_one_after_the_other_from_checkpoints(tmp_path, world, capsys):
     """The first, the second beside it, and then both: each checkpoint has all that is known."""
 

@@ -119,6 +119,7 @@ def test_a_run_with_it_resumes_bit_for_bit(trained, data, tmp_path):
     assert len(last) == 3 and all(whole[name] == cut[name] for name in last)
 
 
+@pytest.mark.slow
 def test_two_processes_have_it(trained, data, tmp_path):
     train(tmp_path, data, ranks=2, **{**LOSS, "batch_size": 2})
     one, two = losses(trained), losses(tmp_path)

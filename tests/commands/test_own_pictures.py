@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forking import start
 from PIL import Image
 from script_running import environment, run
 from shard_making import encoded, make_shards, random_image
@@ -17,6 +18,7 @@ from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.model_folder import find_file
 from diff_dalle.checkpoints.record import RECORD, load_record, save_record
 from diff_dalle.commands import running
+from diff_dalle.commands.examples import SCRIPTS
 from diff_dalle.commands.own_pictures import PRESETS, OwnPictures, make_plan, read_command_line
 from diff_dalle.config import InputError
 
@@ -41,11 +43,24 @@ def plan(*flags: str, **own):
     return make_plan("photos", OwnPictures(**own), flags)
 
 
-def test_a_folder_becomes_samples_and_the_same_command_continues():
+class Copied:
+    """A command that starts in milliseconds, and prints at its end."""
+
+    def __init__(self, words, twofold):
+        script, *given = map(str, words)
+        self.process = start([str(SCRIPTS / script), *given], environment(), merged=True)
+
+    def wait(self):
+        print(self.process.communicate()[0])
+        return self.process.returncode
+
+
+def test_a_folder_becomes_samples_and_the_same_command_continues(monkeypatch):
+    monkeypatch.setattr(running, "start", Copied)
     pictures("photos", 5)
     Path("photos/red_barn 3.txt").write_text("a green barn")
     small = [*flags({**SMALL, "patch_size": 1, "output_conv": 0})]
-    done = run("train.py", "photos", *small, process=True)
+    done = run("train.py", "photos", *small)
     lines = done.stdout.splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("$ ")]
     assert [words[1] for words in commands] == [
@@ -56,10 +71,10 @@ def test_a_folder_becomes_samples_and_the_same_command_continues():
     assert "logdir:     runs/photos" in lines
     assert any(line.startswith("4 pictures: captioned by the words of their names") for line in lines)
     assert Path("runs/photos/pictures/grid.jpg").is_file() and load_file("runs/photos")["step"] == 2
-    again = run("train.py", "photos", *small, "--iterations=3", process=True, ok=False)
+    again = run("train.py", "photos", *small, "--iterations=3", ok=False)
     assert "--iterations is given 2 times" in again.stderr
     small[small.index("--iterations") + 1] = "3"
-    again = run("train.py", "photos", *small, process=True)
+    again = run("train.py", "photos", *small)
     assert "prepare_data" not in again.stdout and "2 are done" in again.stdout
     assert load_file("runs/photos")["step"] == 3
 

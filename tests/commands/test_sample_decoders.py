@@ -165,8 +165,9 @@ def test_a_sweep_and_requests_without_pictures_write_what_they_did(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- the script
 
 
-def test_the_script_makes_variations_on_any_number_of_processes(pictures, tmp_path):
+def test_the_script_makes_variations_on_any_number_of_processes(pictures, tmp_path, monkeypatch):
     """From a list of files with a U-Net each, by a CLIP that they do not name, and from all in one."""
+    monkeypatch.chdir(tmp_path)
     clip_path = make_classifier_file(tmp_path, noised=False)
     clip = load_clip("diff_dalle", clip_path, "cpu")
     unet = replace(UNET, image_embed_dim=clip.embed_dim)
@@ -188,3 +189,4 @@ def test_the_script_makes_variations_on_any_number_of_processes(pictures, tmp_pa
     flags = f"--model_path {make_file(tmp_path)} --images {pictures} --device cpu"
     refused = run("sample.py", flags, ok=False)
     assert refused.returncode == 2 and "no stage is conditioned on image embeddings" in refused.stderr
+    assert not (tmp_path / "samples").exists()

@@ -173,6 +173,7 @@ def models(trained, classified):
     return f"--model_path {trained}/ema_0.9_000006.pt --classifier_path {classified}/best.pt --steps 2"
 
 
+@pytest.mark.slow
 def test_evaluation_compares_ways_of_guiding(trained, models, world, tmp_path):
     """Guidance settings scored by ShapeEval and, for captions of any data, by the classifier."""
     data = f"--shapes_dir {world} --prompts_per_task 2 --guidance_prompts 3", f"--data_dir {world}/val --num_samples 2"
@@ -337,6 +338,7 @@ def test_classifier_training_writes_checkpoints_and_logs(classified):
     assert log.count("Retrieval among 16 by noise level") == 2 and "| chance | 0.062 |" in log
 
 
+@pytest.mark.slow
 def test_a_killed_classifier_resumes_exactly(classified, world, tmp_path):
     kill_and_resume(tmp_path, world / "train", script="train_classifier.py", **CLASSIFIER, val_data_dir=world / "val")
     assert hashes(tmp_path) == hashes(classified) and "best.pt" in hashes(tmp_path)

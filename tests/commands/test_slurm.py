@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from marks import slow
 from script_running import ROOT, environment
 
 from diff_dalle.distributed import rendezvous
@@ -111,7 +112,7 @@ def test_what_processes_read_is_what_srun_sets():
     assert OF_A_STEP <= read <= OF_A_STEP | OF_A_JOB
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["train.sh", slow("torchrun.sh")])
 def test_two_processes_meet(tmp_path, commands, launcher):
     """As many as the node has GPUs."""
     (tmp_path / "job.py").write_text(JOB)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from checkpoint_making import make_classifier_file, make_file
 from dinov2_making import make_state
+from marks import slow
 from refusing import refused
 from script_running import SETTINGS, hashes, json_lines, losses, run, train
 from shard_making import make_shards
@@ -79,7 +80,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit_also_across_the_end_of_alignment(
     run("sample.py", "--model_path", tmp_path / "whole" / "ema_0.9_000005.pt", "--prompts", "caption of 3", *images)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", slow("fsdp")])
 def test_processes_do_not_change_what_is_learned(place, tmp_path, parallel):
     """Losses of two processes, and of the processes that resume what they saved."""
     data = place / "shards"

@@ -68,6 +68,7 @@ def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, base, data):
     assert len(last) == 3 and all(whole[name] == cut[name] for name in last)
 
 
+@pytest.mark.slow
 def test_two_processes_are_as_one(tmp_path, base, data):
     """Losses and gradients; with a larger learning rate the first updates, of AdamW, would depend on rounding."""
     settings = {"iterations": 2, "lr": 1e-4}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from marks import slow
 from script_running import SETTINGS, hashes, losses, train
 from shard_making import encoded, random_image, sample, tar_bytes
 from tiny_settings import TRANSFORMER
@@ -258,7 +259,10 @@ def test_buckets_that_the_network_does_not_take_are_refused(flags, words):
     make_run(**ASPECTS)
 
 
-@pytest.mark.parametrize(("small_size", "network"), [(0, {}), (8, {}), (0, TRANSFORMER)])
+@pytest.mark.parametrize(
+    ("small_size", "network"),
+    [slow(0, {}), slow(8, {}), (0, TRANSFORMER)],
+)
 def test_a_run_over_several_aspect_ratios_continues_exactly_on_other_numbers_of_processes(
     tmp_path, small_size, network
 ):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_making import FEW, make_classifier_file, make_file, make_run
+from marks import slow
 from script_running import run
 
 import diff_dalle
@@ -177,7 +178,7 @@ def test_a_run_that_is_cut_in_two_is_the_same_run(trained, base, shards, tmp_pat
     assert hashes(trained).keys() == {*names}
 
 
-@pytest.mark.parametrize("prior", [None, "images", "base"])
+@pytest.mark.parametrize("prior", [slow(None), slow("images"), "base"])
 def test_processes_may_come_and_go(base, shards, tmp_path, prior):
     changed = {"save_interval": 1}
     if prior:

@@ -135,6 +135,7 @@ def test_bad_files_are_refused(tmp_path, world, frozen, bases, changed, words):
     assert result.returncode == 2 and re.search(words, result.stderr), result.stderr
 
 
+@pytest.mark.slow
 def test_processes_share_batches_half_of_which_are_regularization_images(tmp_path, world, frozen, bases):
     """Of 4 samples each of two processes has one of either kind; of 6 it cannot have as many."""
 

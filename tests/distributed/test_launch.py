@@ -12,6 +12,7 @@ import pytest
 import torch
 from clip_making import make_batch, make_task, with_draws
 from forking import ends, run_ranks, start_ranks
+from marks import slow
 from ranks import run_ranks_of
 
 from diff_dalle.config import InputError, quantity
@@ -180,9 +181,9 @@ def main():
 """
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_two_processes_agree(launcher, tmp_path):
-    result = run_job(launcher, tmp_path, AGREE + "run_script(main)")
+@pytest.mark.slow
+def test_two_processes_of_torchrun_agree(tmp_path):
+    result = run_job("torchrun", tmp_path, AGREE + "run_script(main)")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("fine") == 1
 
@@ -299,7 +300,7 @@ def test_a_stopped_rank_is_named_within_the_time_out(tmp_path):
             assert status == 1 and f"stops because rank {lost} has given no sign of life for 4 s" in stderr, stderr
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["torchrun", slow("mpiexec")])
 def test_a_killed_rank_ends_the_job_under_every_launcher(launcher, tmp_path):
     """MPICH's mpiexec says itself how the process ended, and may kill the others before they can name it."""
     result = run_job(launcher, tmp_path, LOST.format(lost=1, signal="SIGKILL", waiting=COLLECTIVE, timeout=1000))
@@ -359,16 +360,21 @@ def test_time_outs_are_finite(name, value):
         DistributedConfig(**{name: value})
 
 
-def test_all_ranks_end_in_order_with_the_status_of_the_job(tmp_path):
-    body = """
-        from diff_dalle.distributed.launch import JobEnd
-        def main():
-            with launch(DistributedConfig(device="cpu", start_timeout=120)):
-                raise JobEnd(143)
-        run_script(main)
-    """
-    by_mpi = run_job("mpiexec", tmp_path, body)
-    for status, _, stderr in ((by_mpi.returncode, "", by_mpi.stderr), *ends(start_by_srun(tmp_path, body))):
+ORDERLY = (
+    AGREE
+    + """
+        raise JobEnd(143)
+
+from diff_dalle.distributed.launch import JobEnd
+run_script(main)
+"""
+)
+
+
+def test_all_ranks_agree_and_end_in_order_with_the_status_of_the_job(tmp_path):
+    by_mpi = run_job("mpiexec", tmp_path, ORDERLY)
+    assert by_mpi.stdout.count("fine") == 1, by_mpi.stderr
+    for status, _, stderr in ((by_mpi.returncode, "", by_mpi.stderr), *ends(start_by_srun(tmp_path, ORDERLY))):
         assert status == 143 and "rank" not in stderr, stderr
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import pytest
 import torch
 from forking import ends, start_ranks
 from ranks import PREAMBLE, environment, run_ranks_of
@@ -93,6 +94,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_folders_are_kept_dropped_and_consolidated_as_files_are(tmp_path):
     """The latest checkpoint and the backup stay, with the files that are made of them in the background or for savers;
     the best weights, a bundle and the model of a saver are ordinary files, and a bundle's run goes on."""

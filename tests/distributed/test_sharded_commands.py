@@ -14,6 +14,7 @@ from control_making import make_pictures as make_controls
 from decoder_file_making import UNET
 from decoder_file_making import make_world as make_embedded
 from decoder_file_making import write_file as write_decoder
+from marks import slow
 from ranks import run_ranks_of
 from script_running import losses, run, train, training_flags
 from shard_making import make_shards
@@ -63,7 +64,7 @@ def make_data(folder):
     return make_shards(folder, [8, 8])
 
 
-@pytest.mark.parametrize("network", [{}, TRANSFORMER], ids=["unet", "transformer"])
+@pytest.mark.parametrize("network", [{}, slow(TRANSFORMER)], ids=["unet", "transformer"])
 def test_a_generator_from_shards_to_pictures(tmp_path, network):
     """Sharded over two processes, made ordinary files of, sampled from, and resumed by one; with the losses of one."""
     data, folder = make_data(tmp_path / "shards"), tmp_path / "run"
@@ -92,6 +93,7 @@ def test_a_generator_from_shards_to_pictures(tmp_path, network):
         assert all(abs(loss - expected[step]) <= 1e-5 for step, loss in found.items()), (found, expected)
 
 
+@pytest.mark.slow
 def test_an_average_that_the_checkpoint_lacks_starts_from_one_it_has_on_any_number_of_processes(tmp_path):
     data, first = make_data(tmp_path / "shards"), tmp_path / "first"
     two = {"script": "train_generator.py", "data": data, "batch_size": 2, "parallel": "fsdp", "num_workers": 0}
@@ -122,6 +124,7 @@ def test_a_classifier_with_cached_gradients(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_two_u_nets_of_a_decoder(tmp_path, monkeypatch):
     """Each sharded by itself, in one checkpoint; what a saver keeps is ordinary files."""
     monkeypatch.chdir(tmp_path)
@@ -144,7 +147,7 @@ def pictures(tmp_path_factory):
     return make_pictures(folder), make_frozen(tmp_path_factory.mktemp("frozen"), str(folder))
 
 
-@pytest.mark.parametrize("kind", ["stage_b", "stage_c"])
+@pytest.mark.parametrize("kind", [slow("stage_b"), "stage_c"])
 def test_stages_of_a_cascade(tmp_path, pictures, kind):
     """By the key of the documented files; with previews and an average. One process goes on."""
     world, frozen = pictures
@@ -174,6 +177,7 @@ def test_a_controlnet_over_a_sharded_base(tmp_path):
     assert "Resuming at step 3" in resumed.stdout and (tmp_path / "two" / "model000004.pt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["large", "semantic"])
 def test_a_controlnet_over_a_sharded_stage_c(tmp_path, pictures, mode):
     """By the key of the documented files; with previews, an average, micro-batches, and weights to start from."""

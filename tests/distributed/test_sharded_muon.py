@@ -1,6 +1,7 @@
 """Muon's matrices are orthogonalized once each, on any arrangement of processes, with the results of one process."""
 
 import pytest
+from marks import slow
 from ranks import run_ranks_of
 
 RUNS = """
@@ -78,7 +79,7 @@ world.print("fine")
 @pytest.mark.parametrize(
     ("size", "cases"),
     [
-        (2, [("ddp", 10), ("fsdp", 400)]),
+        slow(2, [("ddp", 10), ("fsdp", 400)]),
         (4, [("ddp", 2**24), ("fsdp", 10), ("hsdp", 2**24)]),
     ],
 )

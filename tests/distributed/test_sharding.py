@@ -1,6 +1,7 @@
 """Sharded networks train as whole ones do, and every rank holds its share only."""
 
 import pytest
+from marks import slow
 from ranks import run_ranks_of
 
 TRAINING = """
@@ -47,7 +48,7 @@ main()
 @pytest.mark.parametrize(
     ("size", "steps", "cases"),
     [
-        (2, 4, [({}, 0.6)]),
+        slow(2, 4, [({}, 0.6)]),
         (
             4,
             3,
@@ -88,6 +89,7 @@ for network in (build_shared(make_network, world), make_sharded(make_network, wo
 """
 
 
+@pytest.mark.slow
 def test_compiled_blocks_compute_the_same_whole_and_sharded():
     """With activation checkpointing and dropout. Sharded blocks are captured with their gathered weights."""
     out = run_ranks_of(2, COMPILED)

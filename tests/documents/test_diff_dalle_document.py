@@ -85,6 +85,7 @@ def test_training_writes_what_the_document_names(home, trained):
         assert json_lines(home / name / "progress.jsonl")[-1]["step"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trained")
 def test_several_processes_and_an_upsampler_are_trained(home, tmp_path, monkeypatch):
     monkeypatch.chdir(home)

@@ -103,12 +103,12 @@ def test_the_long_form_reads_at_least_100_000_files():
     assert sum(CASES.values()) >= 100_000
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", [name for name in PARSERS if not name.startswith(("structures", "embeddings"))])
 def test_every_parser_also_reads_some_of_its_files(name, tmp_path, limits):
     """A parser that refused everything would be drilled in vain."""
     make, read = PARSERS[name](tmp_path)
     verdicts = [hostile.verdict_on(read, make(random.Random(i))) for i in range(30)]
-    assert "read" in verdicts or name.startswith(("structures", "embeddings"))
+    assert "read" in verdicts
 
 
 def test_growth_is_relative_to_the_first_third():

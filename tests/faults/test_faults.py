@@ -1,4 +1,4 @@
-"""The drill's part for every change: each fault is injected into a real run, with one kind of network."""
+"""The drill's part in the tests: each fault is injected into a real run, with one kind of network."""
 
 import contextlib
 import secrets
@@ -13,31 +13,34 @@ from drills.place import Bench
 from drills.processes import MARK, Job, survivors
 from drills.table import GROUPS, drill
 from forking import start
+from marks import slow
 
 FAULTS = {fault.name: fault for group in GROUPS.values() for fault in group.faults}
 CHOSEN = {
-    "SIGKILL at random moments": "generator",
     "disk full in a save": "generator",
-    "log directory becomes read-only": "generator",
-    "srun: rank 1 of 2 killed": "upsampler",
-    "shards rewritten in place in mid-run": "generator",
     "inf in loss": "classifier",
-    "max_bad_steps reached": "generator",
-    "a data worker killed, as by the OOM killer": "generator",
     "power failure during a save": "generator",
-    "HTTP: bodies cut off, six in a row": "generator",
     "hostile index tables": "generator",
     "hostile index summaries": "generator",
     "hostile checkpoints": "generator",
     "hostile run.json": "generator",
     "hostile configurations": "generator",
-    "hostile structures (hypothesis)": "generator",
     "hostile tars": "generator",
     "hostile images": "generator",
     "hostile captions": "generator",
     "hostile embeddings": "generator",
     "hostile vocabularies": "generator",
     "hostile masks": "generator",
+}
+SLOW = {
+    "SIGKILL at random moments": "generator",
+    "log directory becomes read-only": "generator",
+    "srun: rank 1 of 2 killed": "upsampler",
+    "shards rewritten in place in mid-run": "generator",
+    "max_bad_steps reached": "generator",
+    "a data worker killed, as by the OOM killer": "generator",
+    "HTTP: bodies cut off, six in a row": "generator",
+    "hostile structures (hypothesis)": "generator",
 }
 
 
@@ -88,8 +91,8 @@ def test_processes_that_a_copy_leaves_behind_are_found_and_ended(tmp_path, monke
         assert time.monotonic() < deadline
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-def test_fault(bench, name, monkeypatch):
+@pytest.mark.parametrize(("name", "kind"), [*CHOSEN.items(), *(slow(*each) for each in SLOW.items())])
+def test_fault(bench, name, kind, monkeypatch):
     for module, limit, value in (
         (faults_ends, "QUICK_KILLS", 3),
         (faults_ends, "QUICK_CUTS", 1),
@@ -99,7 +102,7 @@ def test_fault(bench, name, monkeypatch):
         monkeypatch.setattr(module, limit, value)
     for module in (place, faults_files):
         monkeypatch.setattr(module, "Job", Copied)
-    row = drill(FAULTS[name], CHOSEN[name], bench)
+    row = drill(FAULTS[name], kind, bench)
     if row.result == "SKIP":
         pytest.skip(row.seen)
     assert row.result == "PASS", row.seen

@@ -11,6 +11,7 @@ from checkpoint_making import make_run
 from clip_making import CONFIG, DROPOUT
 from latent_making import B, C, conditioning, latents, own_text
 from latent_making import make as make_latent
+from marks import slow
 from network_making import TEXT, TRANSFORMER, UNET, VOCABULARY, captions, noisy, randomize
 from torch import nn
 
@@ -111,12 +112,12 @@ def lora():
     [
         (checkpointed, 11),
         (transformer, 3),
-        (routed, 4),
-        (upsampler, 9),
-        (classifier, 6),
-        (stage_b, 5),
+        slow(routed, 4),
+        slow(upsampler, 9),
+        slow(classifier, 6),
+        slow(stage_b, 5),
         (stage_c, 6),
-        (lora, 8),
+        slow(lora, 8),
     ],
 )
 def test_a_block_is_one_graph_for_all_steps_and_computes_the_same(make, expected):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from benchmarks import plan as benchmark
+from marks import slow
 from script_running import run as run_script
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -110,8 +111,8 @@ def planned(counted):
     ("run_class", "settings", "flags"),
     [
         (GeneratorRun, GENERATOR, "--batch_size 16 --use_checkpoint True"),
-        (GeneratorRun, GENERATOR, "--batch_size 16 --microbatch 4 --ema_rate 0.9,0.99"),
-        (GeneratorRun, GENERATOR, "--batch_size 2 --optimizer muon"),
+        slow(GeneratorRun, GENERATOR, "--batch_size 16 --microbatch 4 --ema_rate 0.9,0.99"),
+        slow(GeneratorRun, GENERATOR, "--batch_size 2 --optimizer muon"),
         (ClassifierRun, CLASSIFIER, "--batch_size 16 --microbatch 8 --optimizer muon --ema_rate none"),
     ],
 )
@@ -404,6 +405,7 @@ def test_the_text_names_every_assumption(planned):
     assert "3.0 GFLOP/s that ten steps reached" in str(calibrated) and "(--utilization)" not in str(calibrated)
 
 
+@pytest.mark.slow
 def test_settings_of_a_file_alone_are_said_as_such(tmp_path):
     """A decoder on one GPU has no flag among them."""
     found = plan(parse_plan([*benchmark.flags_of("decoder_tiny", {}, str(tmp_path)), "--gpus", "1"]))

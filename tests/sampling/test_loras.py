@@ -50,6 +50,7 @@ def sample(files, *loras, upsampler=False, controlnet="", **options) -> np.ndarr
 # --------------------------------------------------------------------------------------------------------- classifiers
 
 
+@pytest.mark.slow
 def test_a_lora_of_a_classifier_goes_to_the_classifier(files):
     """Whichever way the classifier is given; its factor counts."""
     own, lora = str(files / "best.pt"), "classifier_lora.safetensors"

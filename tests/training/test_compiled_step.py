@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from checkpoint_making import make_run
+from marks import slow
 from torch._dynamo.testing import CompileCounterWithBackend
 from waiting import reads
 
@@ -85,7 +86,7 @@ def test_steps_between_two_logs_never_wait_for_the_device(kind, microbatch, prec
     assert found
 
 
-@pytest.mark.parametrize(("kind", "microbatch"), [("generator", 2), ("classifier", 2)])
+@pytest.mark.parametrize(("kind", "microbatch"), [("generator", 2), slow("classifier", 2)])
 def test_a_step_with_compiled_blocks_computes_the_same(kind, microbatch, monkeypatch):
     """Micro-batches of a classifier pass twice: without gradient, and with one."""
     torch._dynamo.reset()

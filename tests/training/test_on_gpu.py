@@ -132,6 +132,7 @@ def losses_of(rank, size, store):
     return rows
 
 
+@pytest.mark.slow
 @on_gpu
 def test_two_processes_on_one_device_equal_one(tmp_path):
     processes = Apart(), Apart()

@@ -234,6 +234,7 @@ def test_the_encoder_is_trained_and_taken_out(tmp_path, world, frozen, files):
     run("stage_b", tmp_path / "b", world, *frozen_of("stage_b", frozen_run), *changes)
 
 
+@pytest.mark.slow
 def test_processes_share_the_encoder_that_is_trained(tmp_path, world, frozen, files):
     changes = [*frozen_of("stage_b", frozen), ("train_encoder", True), QUIET, ("updates", 2)]
     run_script("train_cascade.py", write_file("stage_b", tmp_path, world, *changes), ranks=2)

@@ -290,6 +290,7 @@ def test_it_goes_on_where_it_was_ended(tmp_path, world, common, stored, monkeypa
     assert len(decoded) == 2 + SAMPLES  # of the finished shard, the first and the last sample
 
 
+@pytest.mark.slow
 def test_processes_share_the_shards(tmp_path, world, common, stored):
     path = str(tmp_path / "latents")
     file = write_file("stage_c", tmp_path, world, *common["stage_c"], ("latents_path", path))

@@ -13,6 +13,7 @@ import torch
 import yaml
 from cascade_file_making import SIDE, UNET, frozen_of, make_frozen, make_world, read, run, write_file
 from checkpoint_making import make_classifier_file
+from marks import slow
 from PIL import Image
 from script_running import hashes
 from script_running import run as run_script
@@ -101,6 +102,11 @@ def test_accumulated_updates_are_those_of_the_whole_batch(tmp_path, world, froze
     same_weights(whole, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "begun",
+    ["stage_c", *(slow(kind) for kind in KINDS if kind != "stage_c")],
+    indirect=True,
+)
 def test_processes_may_come_and_go(tmp_path, world, frozen, begun):
     """One process, then two, then one: the same run, to rounding."""
     kind, whole, first = begun

@@ -228,6 +228,7 @@ def test_the_reference_configuration_runs(reference, tmp_path, monkeypatch):
     assert {"unet0_model000002.pt", "unet0_samples_000002.png"} <= names and (tmp_path / "latest.pth").exists()
 
 
+@pytest.mark.slow
 def test_the_check_says_what_is_in_the_way(reference, tmp_path):
     def without_metrics(file):
         file["evaluate"] = {}

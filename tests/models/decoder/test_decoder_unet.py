@@ -335,6 +335,7 @@ def test_a_network_can_be_built_on_the_meta_device():
     assert torch.equal(run(network, conditioning()), run(make(), conditioning()))
 
 
+@pytest.mark.slow
 def test_blocks_are_captured_as_one_graph_each():
     torch._dynamo.reset()
     config = config_of("self_attn", "sparse_attn", "checkpoint_during_training")

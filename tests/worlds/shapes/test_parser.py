@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from marks import slow
 
 from diff_dalle.config import InputError
 from diff_dalle.worlds.shapes.parser import parse_shapes
@@ -78,7 +79,7 @@ def test_exact_on_whole_scenes(images, parsed):
             assert min(max(abs(f.x - item.x), abs(f.y - item.y)) for f in objects) <= 1 / 32
 
 
-@pytest.mark.parametrize("image_size", [64, (40, 88), (88, 40)])
+@pytest.mark.parametrize("image_size", [64, (40, 88), slow((88, 40))])
 def test_exact_on_whole_scenes_of_other_sizes(image_size):
     assert min(accuracy(MIXED[:60], parse_shapes(renders(MIXED[:60], image_size))).values()) >= 0.995
 

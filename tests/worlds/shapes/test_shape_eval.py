@@ -39,6 +39,7 @@ def perfect():
     return evaluate_shapes(renders(PROMPTS), PROMPTS)
 
 
+@pytest.mark.slow
 def test_ceilings_are_high_and_renders_reach_them(perfect):
     """Real renders score 0.995 or more in every row, degraded ones 0.97 or more."""
     assert [row.name for row in perfect.rows] == [name for name, _, _ in ROWS]
