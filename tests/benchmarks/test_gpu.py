@@ -233,6 +233,7 @@ def test_flops_count_both_passes_of_the_network_that_is_trained():
     assert flops_per_image(WORK.upsampler) > plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Transformer", *(["DiffusersUNet"] if find_spec("diffusers") else [])])
 def test_others_need_the_same_flops(name):
     """diffusers' U-Net with attention in all levels but the first, as at full size."""

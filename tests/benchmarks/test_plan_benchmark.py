@@ -23,12 +23,14 @@ def benchmarked(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_a_measured_peak(benchmarked):
     found = benchmark.measured_memory("shapes_64_upsampler", benchmarked, 0)
     assert found.planned == pytest.approx(found.found, rel=0.10)
     assert [dataclasses.replace(found, planned=n, found=100).error for n in (105, 75)] == ["+5.0%", "-25.0%"]
 
 
+@pytest.mark.slow
 def test_the_speed_in_question_is_the_planners_own(benchmarked, monkeypatch):
     """What ``Plan`` says of ten steps of the run with its flags; here they reach 1 GFLOP/s."""
     asked = []

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from marks import slow
 
 from benchmarks import scale, scale_data, scale_exchange, scale_plan, scale_processes
 from benchmarks.scale_data import Fleet
@@ -60,7 +59,8 @@ def tiny():
     return preset_networks("shapes_32")[1][0]
 
 
-@pytest.mark.parametrize(("mode", "gpus"), [slow("ddp", 8), ("hsdp", 64)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "gpus"), [("ddp", 8), ("hsdp", 64)])
 def test_memory_is_what_info_says(mode, gpus, tiny):
     cluster = scale_plan.Cluster()
     run = scale_plan.on_gpus("shapes_32", mode, gpus, cluster)

@@ -288,6 +288,7 @@ def test_the_peer_is_trained_as_in_its_example(diffusers, run):
         assert (ends - should).norm() < 2e-3 * (should - began).norm()  # AdamW amplifies rounding
 
 
+@pytest.mark.slow
 def test_the_peer_samples_by_its_averaged_weights(diffusers, run):
     peer = Peer(run, ALONE, "fp32", (32, 32))
     captions = [prompt.text for prompt in shape_prompts(2, config=SHAPES, tasks=("attributes",))]

@@ -28,6 +28,7 @@ def test_the_gate_sees_a_difference(monkeypatch):
     assert all(found > allowed for found, allowed in use_checkpoint.gate().values())
 
 
+@pytest.mark.slow
 def test_the_checkpointed_side_saves_less_for_the_backward_pass():
     """Bytes saved by the timed work; views of one tensor count once."""
     sizes = []

@@ -193,6 +193,7 @@ print("done", run.paths)
 """
 
 
+@pytest.mark.slow
 def test_processes_train_together(data, tmp_path, trained):
     script = tmp_path / "own.py"
     script.write_text(SEVERAL.replace("{settings}", repr({**TINY, "batch_size": 2})))

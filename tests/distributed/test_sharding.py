@@ -216,6 +216,7 @@ def test_every_network_trains_as_on_one_process():
     assert "fine" in run_ranks_of(2, NETWORKS.format(body=body.strip()))
 
 
+@pytest.mark.slow
 def test_half_precision_gathers_what_autocast_halves():
     """The results of two processes with whole weights; norms and layers that compute in fp32 have theirs in fp32."""
     body = """

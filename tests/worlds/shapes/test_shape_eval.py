@@ -49,6 +49,7 @@ def test_ceilings_are_high_and_renders_reach_them(perfect):
         assert row.low <= row.score <= row.high and row.n == 40
 
 
+@pytest.mark.slow
 def test_chance_is_what_counting_says(perfect):
     """Under wrong captions each attribute is right as often as two balanced draws agree."""
     expected = {
