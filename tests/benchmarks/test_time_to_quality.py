@@ -331,7 +331,11 @@ def test_our_side_is_the_run(run):
     assert not ours.finished and ours.loop.samples == 4
     ours.step()
     assert ours.finished and start.shape == (2, 16, 16, 3)
-    assert not np.array_equal(start, ours.sample(captions, seed=3))
+    trained = ours.sample(captions, seed=3)
+    assert not np.array_equal(start, trained)
+    guidance = replace(run.preview.guidance, guidance_scale=50.0)
+    ours.run = replace(run, preview=replace(run.preview, guidance=guidance))
+    assert not np.array_equal(trained, ours.sample(captions, seed=3))
 
 
 def test_the_faster_precision_is_chosen(monkeypatch):
