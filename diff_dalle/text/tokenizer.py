@@ -75,17 +75,17 @@ class TokenizerConfig:
 
 @dataclass(frozen=True)
 class _Tables:
-    """What a vocabulary's tokenizers look up, and none of them changes.
+    """What all tokenizers of a vocabulary look up; none of them changes it.
 
-    ids:    symbol → id.
-    merges: pair of ids → id of the merged symbol.
-    bytes:  by id; an end of a word is a space.
+    ids:     symbol → id.
+    merges:  pair of ids → id of the merged symbol.
+    spelled: bytes by id; an end of a word is a space.
     """
 
     digest: str
     ids: Mapping[str, int]
     merges: Mapping[tuple[int, int], int]
-    bytes: Sequence[bytes]
+    spelled: Sequence[bytes]
 
 
 @functools.lru_cache(4)
@@ -95,12 +95,12 @@ def _tables(vocabulary: Vocabulary) -> _Tables:
     pairs = [(ids[left], ids[right]) for left, right in vocabulary.merges]
     pattern = WORD_PATTERN if vocabulary.ends_words else SPACED_WORD_PATTERN
     digest = hashlib.sha256(repr((pattern, vocabulary.merges)).encode()).hexdigest()
-    texts = [bytes([byte]) for byte in BYTE_LETTERS]
-    texts += [byte + b" " for byte in texts] if vocabulary.ends_words else []
+    spelled = [bytes([byte]) for byte in BYTE_LETTERS]
+    spelled += [byte + b" " for byte in spelled] if vocabulary.ends_words else []
     for left, right in pairs:
-        texts.append(texts[left] + texts[right])
+        spelled.append(spelled[left] + spelled[right])
     merges = {pair: i for i, pair in enumerate(pairs, len(symbols) - len(pairs))}
-    return _Tables(digest, ids, merges, texts)
+    return _Tables(digest, ids, merges, spelled)
 
 
 class Tokenizer:
@@ -128,7 +128,7 @@ class Tokenizer:
         self.base_identity = f"{vocabulary.name}-{self.end + 1}:{tables.digest[:12]}"  # without added tokens
         self.identity = "+".join([self.base_identity, *vocabulary.added])
 
-        self._ids, self._merges, self._bytes = tables.ids, tables.merges, tables.bytes
+        self._ids, self._merges, self._bytes = tables.ids, tables.merges, tables.spelled
         self._added = {text: i for i, text in enumerate(vocabulary.added, self.end + 1)}
         longest_first = sorted(map(re.escape, self._added), key=len, reverse=True)
         self._find_added = re.compile(f"({'|'.join(longest_first)})").split if self._added else None
