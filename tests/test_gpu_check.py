@@ -98,6 +98,7 @@ def test_every_file_with_marked_tests_is_run():
         assert bool(marked) == bool(pattern().search(text)), path
 
 
+@pytest.mark.slow
 def test_table_and_tests_need_no_other_package():
     """Beside what the script names: what else this package requires cannot be imported."""
     (needed,) = re.findall(r"NEEDED = (\(.*\))", SCRIPT.read_text())

@@ -73,6 +73,7 @@ def test_the_classifier_knows_what_the_generator_draws(emoji):
     assert similarity.argmax(1).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_shapes_are_bound_to_their_colors_and_places():
     """Of pairs, and how many there are: most are right, of which chance would make one in ten."""
     prompts = shape_prompts(6, seed=1, tasks=("binding", "relation", "counting"))

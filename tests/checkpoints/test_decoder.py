@@ -298,6 +298,7 @@ def test_files_that_do_not_fit_their_settings_are_refused(tmp_path):
         open_networks(str(tmp_path / "all.pt"), ("generator", "classifier"))
 
 
+@pytest.mark.slow
 def test_info_describes_files(tmp_path):
     decoder = make_decoder(2, use_noise_for_lowres_cond=(True,), random_crop_sizes=(8,))
     text = describe_file(save_unet(tmp_path / "1.pt", decoder, 1))

@@ -43,6 +43,7 @@ def test_a_lora_is_described_by_what_it_says(files):
     assert lora_at(str(files / "ema.pt")) is None
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_described_with_the_loras_in_its_weights(files, tmp_path):
     merged = str(tmp_path / "merged.pt")
     merge_lora_files(MergeConfig(str(files / "ema.pt"), (f"{files}/lora.safetensors:0.5",), out=merged))

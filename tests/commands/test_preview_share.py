@@ -12,6 +12,7 @@ import torch
 from checkpoint_making import make_file, make_run
 from control_making import flags_of as control_flags
 from control_making import make_pictures
+from marks import slow
 from tiny_settings import flags
 
 from diff_dalle.batch import Batch, Conditioning
@@ -135,7 +136,9 @@ def counted(recipe, network, monkeypatch):
     return seen["training"], seen["previews"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("generator", "stage_a", "semantic", "stage_c") else slow(kind) for kind in KINDS]
+)
 def test_previews_take_their_share_of_a_run(tmp_path, request, kind, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a decoder's savers write
     share, setting, previews = KINDS[kind]

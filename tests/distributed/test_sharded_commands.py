@@ -109,6 +109,7 @@ def test_an_average_that_the_checkpoint_lacks_starts_from_one_it_has_on_any_numb
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in ours)
 
 
+@pytest.mark.slow
 def test_a_classifier_with_cached_gradients(tmp_path):
     data = make_data(tmp_path / "shards")
     settings = {"script": "train_classifier.py", "data": data, "iterations": 3, "microbatch": 2, "lr": 1e-4}
@@ -165,6 +166,7 @@ def check_same(one, two, steps):
         assert expected.keys() == set(range(1, steps + 1)) and found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_controlnet_over_a_sharded_base(tmp_path):
     """With previews and micro-batches: the losses of one process, which goes on."""
     base, data = make_file(tmp_path), make_controls(tmp_path / "pictures")

@@ -110,7 +110,7 @@ def lora():
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (checkpointed, 11),
+        slow(checkpointed, 11),
         (transformer, 3),
         slow(routed, 4),
         slow(upsampler, 9),

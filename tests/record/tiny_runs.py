@@ -78,7 +78,7 @@ def measured(folder: Path) -> str:
         row = json.loads(line)
         for name in sorted(row):
             if name.rpartition("/")[2] in ("loss", "grad_norm", "mse", "vb"):
-                mark = "≈" if name.endswith("grad_norm") else "~"
+                mark = "≈" if name.startswith("held_out") or name.endswith("grad_norm") else "~"
                 text += f"{mark} step {row['step']} {name}: {numbers([row[name]])}\n"
     return text
 

@@ -24,6 +24,7 @@ from cascade_making import (
     watching,
 )
 from checkpoint_making import FEW
+from marks import slow
 
 from diff_dalle.config import InputError
 from diff_dalle.diffusion import GuidanceConfig
@@ -235,7 +236,7 @@ def test_degraded_images_depend_on_their_own_seeds_and_the_levels_are_passed_as_
 # ------------------------------------------------------------------------------------------------ memory and processes
 
 
-@pytest.mark.parametrize("kind", ["plain", "guided", "inpainting in tiles"])
+@pytest.mark.parametrize("kind", ["plain", "guided", slow("inpainting in tiles")])
 def test_two_networks_are_never_in_memory(stage_files, kind):
     """Without the garbage collector's help: nothing may keep a reference to a network after its stage."""
     paths = [stage_files[name] for name in ("base", "middle", "top")]

@@ -18,6 +18,7 @@ import test_joint
 import test_latent_task
 import torch
 from benchmarks.regression import loop_of
+from marks import slow
 from network_making import TEXT, UNET, VOCABULARY, make_generator, randomize
 from waiting import DEVICE, GPU, CountNumbers, CountTransfers, no_waiting, on_gpu, reads
 
@@ -146,7 +147,13 @@ def test_an_update_never_waits(kind, options, monkeypatch):
     assert loop.trainees[0].scalars()["skipped_steps"] == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in ("generator", "classifier", "decoder, first", "stage B", "ControlNet, sr") else slow(kind)
+        for kind in KINDS
+    ],
+)
 def test_copies_to_a_device_are_not_waited_for(kind):
     """Forward and backward pass of each part on the meta device, and what they report; from the second time on."""
     meta = torch.device("meta")

@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 from latent_making import B, C, make
+from marks import slow
 from open_clip_making import END, make_open_clip
 from released_making import file_of, previewer, stage_a, stage_b, stage_c, stand_in_torchvision
 from stable_cascade_making import OtherControlNet, make_lora
@@ -174,7 +175,12 @@ def test_wrong_controlnets_are_refused(tmp_path, base):
 
 
 @pytest.mark.parametrize(
-    "filters", [(".attn",), ("depthwise", "channelwise", "mapper", "clip_txt"), ("attention", "scalers", "clf", "emb")]
+    "filters",
+    [
+        (".attn",),
+        ("depthwise", "channelwise", "mapper", "clip_txt"),
+        slow(("attention", "scalers", "clf", "emb")),
+    ],
 )
 def test_loras_change_what_they_change_there(tmp_path, base, filters):
     state = {name: value.float() for name, value in file_of(stage_c(C)).items()}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cascade_file_making import SAMPLES, UNET, frozen_of, make_frozen, make_world, read, run, write_file
 from checkpoint_making import make_classifier_file
+from marks import slow
 from refusing import refused
 from script_running import hashes
 from script_running import run as run_script
@@ -96,8 +97,8 @@ def without_pixels(monkeypatch) -> None:
     ("kind", "changes", "dtype", "names", "made", "close"),
     [
         ("stage_c", [], "float32", "semantic, image, text, text_states", "", 1e-5),
-        ("stage_c", [SQUARES], "float16", "semantic, image, text, text_states", "", 2e-3),
-        ("stage_b", [FIXED], "float32", "stage_a, semantic, text", "", 1e-5),
+        slow("stage_c", [SQUARES], "float16", "semantic, image, text, text_states", "", 2e-3),
+        slow("stage_b", [FIXED], "float32", "stage_a, semantic, text", "", 1e-5),
         ("stage_b", [], "float32", "stage_a, text", "semantic", 1e-5),
         ("stage_b", [FIXED, ("train_encoder", True)], "float16", "stage_a, text", "semantic", 2e-3),
     ],

@@ -80,6 +80,7 @@ def same_weights(one: Path, other: Path) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("begun", ["stage_a", slow("semantic"), slow("stage_b"), "stage_c"], indirect=True)
 def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, begun):
     """Optimizers, discriminator, revivals, adaptive weights, averages and buckets included."""
     kind, folder, first = begun
@@ -96,6 +97,7 @@ def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, begun
         assert (state["task"]["adaptive_weight"] != 1).any()
 
 
+@pytest.mark.parametrize("begun", ["stage_a", slow("semantic"), slow("stage_b"), "stage_c"], indirect=True)
 def test_accumulated_updates_are_those_of_the_whole_batch(tmp_path, world, frozen, begun):
     kind, whole, _ = begun
     run(kind, tmp_path, world, *three(kind, frozen, ("grad_accum_steps", 2)))
