@@ -117,6 +117,8 @@ def test_without_layers_a_state_is_that_of_its_token_and_position_alone():
     other[0, 4] = (other[0, 4] + 1) % VOCABULARY
     changed = (encoder(other, cond.mask)[0] - encoder(*cond.caption)[0]).abs().amax(2)[0] > 1e-6
     assert changed.tolist() == [False] * 4 + [True] + [False] * 3
+    states, _ = encoder(torch.ones(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.bool))
+    assert not torch.allclose(states[0, 0], states[0, 1])
 
 
 @pytest.mark.parametrize(
