@@ -12,6 +12,7 @@ import pytest
 import torch
 from clip_making import make_batch, make_task, with_draws
 from forking import ends, run_ranks, start_ranks
+from marks import slow
 from ranks import run_ranks_of
 
 from diff_dalle.config import InputError, quantity
@@ -299,8 +300,7 @@ def test_a_stopped_rank_is_named_within_the_time_out(tmp_path):
             assert status == 1 and f"stops because rank {lost} has given no sign of life for 4 s" in stderr, stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+@pytest.mark.parametrize("launcher", ["torchrun", slow("mpiexec")])
 def test_a_killed_rank_ends_the_job_under_every_launcher(launcher, tmp_path):
     """MPICH's mpiexec says itself how the process ended, and may kill the others before they can name it."""
     result = run_job(launcher, tmp_path, LOST.format(lost=1, signal="SIGKILL", waiting=COLLECTIVE, timeout=1000))

@@ -241,7 +241,6 @@ def test_held_out_losses_are_deterministic_and_measure_the_use_of_conditions():
     assert same["embedding_swap_gap"].isnan().all() and same["text_swap_gap"].isnan().all()
 
 
-@pytest.mark.slow
 def test_the_target_is_learned():
     """A few steps on one batch: the loss of eps, x_start and v falls, with a learned variance and self-conditioning."""
     for settings in ({}, {"predict_x_start": (True,)}, {"predict_v": (True,), "loss_type": ("huber",)}):

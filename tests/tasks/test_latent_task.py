@@ -356,7 +356,6 @@ class Averages(nn.Module):
         return functional.avg_pool2d(images, self.config.stride).repeat(1, 6, 1, 1)[:, : self.channels]
 
 
-@pytest.mark.slow
 def test_stage_b_learns_to_use_its_map():
     """On held-out pictures of random squares, its error with the map is far below that with a zero map."""
 
