@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..config import InputError, named, shown, to_dict
-from .checkpoint import ROLES, Identity, load_file, save_file
+from .checkpoint import ROLES, Identity, save_file
 from .decoder import PER_UPSAMPLER, DecoderConfig, check_same_embeddings
 from .decoder_stage import DecoderStage
 from .loading import open_networks
@@ -105,7 +105,8 @@ def _read(paths: Sequence[str]) -> list[Part]:
     """The U-Nets in these files, from the lowest resolution to the highest."""
     parts = []
     for path in paths:
-        networks, content = open_networks(path, ("decoder",)), load_file(path, values=True)
+        networks = open_networks(path, ("decoder",))
+        content = networks[0].read()
         for saved in networks:
             decoder = saved.settings.decoder
             parts.append(Part(path, decoder, decoder.named(saved.trainee), saved.own(content)))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class SavedNetwork:
     step:           number of updates it was trained for.
     trainee:        its name, where a run trains several networks.
     is_part:        whether the file holds several networks, of which this is one.
+    copy:           what a remote file holds, which is read once; None for a local file.
     """
 
     path: str
@@ -41,6 +42,11 @@ class SavedNetwork:
     step: int
     trainee: str = ""
     is_part: bool = False
+    copy: Mapping | None = field(default=None, repr=False, compare=False)
+
+    def read(self) -> Mapping:
+        """The file's content, compared with its checksums."""
+        return load_file(self.path, values=True) if self.copy is None else self.copy
 
     def build(self) -> nn.Module:
         """The network with initial weights, on torch's default device."""
@@ -61,13 +67,13 @@ class SavedNetwork:
     def weights(self) -> dict[str, Tensor]:
         """The file's weights and buffers by name, in the types that the network has them in after ``load``, whatever
         the file's: what an identity of the network is made of. Those that have it already are not copied."""
-        content = load_file(self.path, values=True)
+        content = self.read()
         own, given = self.check(content).state_dict(), self.own(content)["state"]
         return {name: given[name].to(like.dtype) for name, like in own.items()}
 
     def load(self, device: torch.device) -> nn.Module:
         """The network with the file's weights, frozen and in evaluation mode."""
-        content = load_file(self.path, values=True)
+        content = self.read()
         model = with_memory(self.check(content), "cpu")
         load_weights(model, self.own(content), self.path)
         return to_channels_last(model.to(device)).eval().requires_grad_(False)
@@ -91,7 +97,8 @@ def open_networks(path: str, kinds: Sequence[str], bpe_path: str = "") -> list[S
     """
     role = find_kind(kinds[0]).role
     path = find_file(path, role if role in ROLES else "model_path")  # ControlNets are sent alone, as the model
-    content = load_file(path)
+    remote = storage.is_remote(path)
+    content = load_file(path, values=remote)  # a remote file is read once, so its values are compared now
     if content["kind"] not in kinds:
         *others, last = (f"a {kind}" for kind in kinds)
         required = f"{', '.join(others)} or {last}" if others else last
@@ -103,7 +110,8 @@ def open_networks(path: str, kinds: Sequence[str], bpe_path: str = "") -> list[S
     section = getattr(settings, "tokenizer", None)
     tokenizer = _tokenizer(content, section.bpe_path if section else "", path, bpe_path)
     is_part = not content["trainee"] and names != ("",)
-    networks = [SavedNetwork(path, settings, tokenizer, content["step"], name, is_part) for name in names]
+    copy = content if remote else None
+    networks = [SavedNetwork(path, settings, tokenizer, content["step"], name, is_part, copy) for name in names]
     if is_part:
         _check_parts(content["state"], names, path)
     for network in networks:

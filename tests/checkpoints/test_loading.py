@@ -4,10 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_making import make_file, make_run, save_model
+from file_server import serving
 
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.config import InputError
@@ -110,6 +112,26 @@ def test_a_damaged_vocabulary_is_named(custom, text, words):
     path, _ = custom
     with pytest.raises(InputError, match=words):
         open_network(edited(path, vocabulary=text), "generator")
+
+
+def test_a_remote_checkpoint_is_downloaded_once(made):
+    data = Path(made[1]).read_bytes()
+    local = open_network(made[1], "generator").load(torch.device("cpu")).state_dict()
+    with serving() as server:
+        server.files["/ema.pt"] = data
+        saved = open_network(server.url("/ema.pt"), "generator")
+        weights, loaded = saved.weights(), saved.load(torch.device("cpu")).state_dict()
+    assert len(data) <= server.sent < 1.1 * len(data)
+    for name, value in local.items():
+        assert torch.equal(weights[name], value) and torch.equal(loaded[name], value)
+
+
+def test_a_damaged_remote_checkpoint_is_refused_when_it_is_opened(made):
+    data = bytearray(Path(made[1]).read_bytes())
+    data[len(data) // 2] ^= 1
+    with serving() as server, pytest.raises(InputError, match="checksum"):
+        server.files["/ema.pt"] = bytes(data)
+        open_network(server.url("/ema.pt"), "generator")
 
 
 def test_a_checkpoint_is_loaded_without_the_compiler_of_torch(made):
