@@ -74,10 +74,8 @@ class NoisedClipConfig:
     classifier_enc_attn_dim: int = option(
         512, "width of the text tower and dimension of the joint embedding space", least=1, most=MAX_WIDTH
     )
-    classifier_enc_depth: int = option(6, "transformer layers of the text tower; 0 = none", most=MAX_BLOCKS)
-    classifier_enc_heads: int = option(
-        8, "attention heads of the text tower", needs=("classifier_enc_depth",), most=MAX_WIDTH
-    )
+    classifier_enc_depth: int = option(6, "transformer layers of the text tower", most=MAX_BLOCKS)
+    classifier_enc_heads: int = option(8, "attention heads of the text tower", most=MAX_WIDTH)
     classifier_text_padding: str = option(
         "masked",
         "padding of captions: masked, or zeros: token 0, attended to like a word (Diff-DALLE)",
@@ -85,7 +83,7 @@ class NoisedClipConfig:
     )
     classifier_enc_norm: bool = option(True, "layer norm of the text tower's states; False = none (Diff-DALLE)")
     text_length: int = text_length_option()
-    dropout_text: float = option(0.0, "dropout rate in the text tower", needs=("classifier_enc_depth",))
+    dropout_text: float = option(0.0, "dropout rate in the text tower")
 
     def faults(self) -> Iterator[Fault]:
         for tower in (UNetConfig, TextEncoderConfig):

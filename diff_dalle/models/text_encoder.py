@@ -26,30 +26,20 @@ def text_length_option() -> Any:
     )
 
 
-IN_LAYERS = ("enc_depth",)  # the need of the settings of layers
-
-
 @settings
 class TextEncoderConfig:
     """Text encoder"""
 
     enc_attn_dim: int = option(512, "width of the text encoder; 0 = text-unconditional", least=0, most=MAX_WIDTH)
-    enc_depth: int = option(
-        6,
-        "transformer layers of the text encoder; 0 = none: each word is read by itself, which favors new combinations "
-        "of words over relations between words",
-        least=0,
-        most=MAX_BLOCKS,
-    )
-    enc_heads: int = option(8, "attention heads of the text encoder", least=1, needs=IN_LAYERS, most=MAX_WIDTH)
+    enc_depth: int = option(6, "transformer layers of the text encoder", least=1, most=MAX_BLOCKS)
+    enc_heads: int = option(8, "attention heads of the text encoder", least=1, most=MAX_WIDTH)
     text_length: int = text_length_option()
-    dropout_text: float = option(0.0, "dropout rate in the text encoder", least=0, below=1, needs=IN_LAYERS)
+    dropout_text: float = option(0.0, "dropout rate in the text encoder", least=0, below=1)
     enc_conv: int = option(
         0,
         "width in tokens of a convolution before each layer of the text encoder, which joins neighboring words, such "
         "as a color and its object; 0 = none",
         least=0,
-        needs=IN_LAYERS,
         most=MAX_BLOCKS,
     )
     text_padding: str = option(
@@ -61,7 +51,7 @@ class TextEncoderConfig:
     enc_norm: bool = option(True, "layer norm of the text encoder's states; False = none (Diff-DALLE)")
 
     def faults(self) -> Iterator[Fault]:
-        if self.enc_depth and self.enc_attn_dim % self.enc_heads:
+        if self.enc_attn_dim % self.enc_heads:
             rule = f"must be a multiple of {named('enc_heads')} ({self.enc_heads}), or 0 for no text"
             yield Fault.of(self, "enc_attn_dim", rule)
         if self.enc_conv and self.enc_conv % 2 == 0:
@@ -105,7 +95,7 @@ class TextBlock(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """A bidirectional transformer with learned positions; without layers, embeddings of words and positions.
+    """A bidirectional transformer with learned positions.
 
     summary: pooling where padding is masked: "mean" of the states of all real tokens, or the state of the "end" token.
 

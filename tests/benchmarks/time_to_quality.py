@@ -54,7 +54,7 @@ RECIPES = {
     ),
     "shapes_32": ("--preset", "shapes_32"),
     "narrower": (
-        *("--preset", "shapes_32", "--channel_mult", "1,1.5", "--attention_resolutions", "4", "--enc_depth", "0"),
+        *("--preset", "shapes_32", "--channel_mult", "1,1.5", "--attention_resolutions", "4", "--enc_depth", "1"),
         *("--text_attention", "joint", "--schedule_sampler", "uniform", "--lr", "3e-3"),
         *("--iterations", "620", "--lr_anneal_steps", "840"),
     ),

@@ -190,7 +190,7 @@ def generator(tmp_path_factory):
         ("unet", "num_channels", 10**9, "holds impossible settings"),
         ("unet", "num_channels", 2**31, "does not fit this model|impossible settings"),
         ("unet", "num_res_blocks", 200, "they describe many more weights than the"),
-        ("text", "enc_depth", 10**9, "enc_depth is 1000000000, but must be at least 0 and at most 256"),
+        ("text", "enc_depth", 10**9, "enc_depth is 1000000000, but must be at least 1 and at most 256"),
         ("text", "enc_depth", 200, "they describe many more weights than the"),
         ("text", "text_length", 10**9, "does not fit this model: it has text_encoder"),
         ("unet", "image_size", 10**9, "image_size is 1000000000, but must be at least 1 and at most 16,384"),

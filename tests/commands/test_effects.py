@@ -67,11 +67,6 @@ CASES = [
     (GeneratorRun, "--reshard_after_forward True", "", "--parallel fsdp", "set --parallel to fsdp or hsdp"),
     (GeneratorRun, "--forward_prefetch 2", "", "--parallel fsdp", "parallel is ddp"),
     (ClassifierRun, "--backward_prefetch 2", "", "--parallel hsdp", "parallel is ddp"),
-    (GeneratorRun, "--enc_heads 4", "--enc_depth 0", "", "enc_depth is 0: set --enc_depth, or leave"),
-    (GeneratorRun, "--enc_conv 3", "--enc_depth 0", "", "enc_depth is 0"),
-    (GeneratorRun, "--dropout_text 0.1", "--enc_depth 0", "", "enc_depth is 0"),
-    (ClassifierRun, "--classifier_enc_heads 4", "--classifier_enc_depth 0", "", "classifier_enc_depth is 0"),
-    (ClassifierRun, "--dropout_text 0.1", "--classifier_enc_depth 0", "", "classifier_enc_depth is 0"),
     (GeneratorRun, "--conv_resample True", "--resblock_updown", "", "resblock_updown is True: set"),
     *(
         (GeneratorRun, f"--{flag}", "", "--network transformer --patch_size 8", "network is unet")

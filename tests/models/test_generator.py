@@ -110,20 +110,9 @@ def test_a_convolution_joins_neighboring_words():
     assert changed.tolist() == [False, False, False, True, True, True, False, False]
 
 
-def test_without_layers_a_state_is_that_of_its_token_and_position_alone():
-    encoder = TextEncoder(replace(TEXT, enc_depth=0, enc_attn_dim=13), VOCABULARY)  # no multiple of the heads
-    cond = captions(lengths=(8,))
-    other = cond.tokens.clone()
-    other[0, 4] = (other[0, 4] + 1) % VOCABULARY
-    changed = (encoder(other, cond.mask)[0] - encoder(*cond.caption)[0]).abs().amax(2)[0] > 1e-6
-    assert changed.tolist() == [False] * 4 + [True] + [False] * 3
-    states, _ = encoder(torch.ones(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.bool))
-    assert not torch.allclose(states[0, 0], states[0, 1])
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("enc_conv", 2), ("enc_conv", -1), ("text_padding", "x"), ("enc_attn_dim", 13), ("enc_depth", -1),
+    [("enc_conv", 2), ("enc_conv", -1), ("text_padding", "x"), ("enc_attn_dim", 13), ("enc_depth", 0),
      ("dropout_text", -0.1)],
 )  # fmt: skip
 def test_impossible_settings_of_the_text_encoder_are_refused(name, value):

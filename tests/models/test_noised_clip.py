@@ -106,7 +106,7 @@ def test_images_of_another_size_are_refused(size):
         {"classifier_patch_size": 0},
         {"classifier_enc_attn_dim": 0},
         {"classifier_enc_attn_dim": 13},
-        {"classifier_enc_depth": -1},
+        {"classifier_enc_depth": 0},
         {"classifier_enc_heads": 5},
         {"text_length": 0},
         {"dropout_text": -0.1},
