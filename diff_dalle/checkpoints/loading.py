@@ -22,6 +22,7 @@ from ..text.vocabulary import BUILT_IN, parse_vocabulary
 from .checkpoint import check_weights, load_file, load_weights, network_in
 from .kinds import LORA_ENDING, find_kind
 from .model_folder import ROLES, find_file
+from .safetensors import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class SavedNetwork:
     step:           number of updates it was trained for.
     trainee:        its name, where a run trains several networks.
     is_part:        whether the file holds several networks, of which this is one.
-    copy:           what a remote file holds, which is read once; None for a local file.
+    copy:           what a remote file holds, mapped from its one download; None for a local file, and for one of
+                    weights alone, which would stay in memory.
     """
 
     path: str
@@ -97,8 +99,8 @@ def open_networks(path: str, kinds: Sequence[str], bpe_path: str = "") -> list[S
     """
     role = find_kind(kinds[0]).role
     path = find_file(path, role if role in ROLES else "model_path")  # ControlNets are sent alone, as the model
-    remote = storage.is_remote(path)
-    content = load_file(path, values=remote)  # a remote file is read once, so its values are compared now
+    kept = storage.is_remote(path) and not path.endswith(WEIGHTS)
+    content = load_file(path, values=kept)  # what is kept is not read again, so its values are compared now
     if content["kind"] not in kinds:
         *others, last = (f"a {kind}" for kind in kinds)
         required = f"{', '.join(others)} or {last}" if others else last
@@ -110,7 +112,7 @@ def open_networks(path: str, kinds: Sequence[str], bpe_path: str = "") -> list[S
     section = getattr(settings, "tokenizer", None)
     tokenizer = _tokenizer(content, section.bpe_path if section else "", path, bpe_path)
     is_part = not content["trainee"] and names != ("",)
-    copy = content if remote else None
+    copy = content if kept else None
     networks = [SavedNetwork(path, settings, tokenizer, content["step"], name, is_part, copy) for name in names]
     if is_part:
         _check_parts(content["state"], names, path)

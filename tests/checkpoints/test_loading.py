@@ -11,7 +11,9 @@ import torch
 from checkpoint_making import make_file, make_run, save_model
 from file_server import serving
 
+from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
+from diff_dalle.checkpoints.safetensors import write_weights_file
 from diff_dalle.config import InputError
 from diff_dalle.text.tokenizer import load_tokenizer
 from diff_dalle.text.vocabulary import write_merge_file
@@ -124,6 +126,19 @@ def test_a_remote_checkpoint_is_downloaded_once(made):
     assert len(data) <= server.sent < 1.1 * len(data)
     for name, value in local.items():
         assert torch.equal(weights[name], value) and torch.equal(loaded[name], value)
+
+
+def test_remote_weights_alone_do_not_stay_in_memory(made, tmp_path):
+    export = tmp_path / "ema.safetensors"
+    with export.open("wb") as file:
+        write_weights_file(file, load_file(made[1]), made[1], torch.float32)
+    with serving() as server:
+        server.files["/ema.safetensors"] = export.read_bytes()
+        saved = open_network(server.url("/ema.safetensors"), "generator")
+        loaded = saved.load(torch.device("cpu")).state_dict()
+    assert saved.copy is None
+    for name, value in load_file(made[1])["state"].items():
+        assert torch.equal(loaded[name], value)
 
 
 def test_a_damaged_remote_checkpoint_is_refused_when_it_is_opened(made):
