@@ -6,10 +6,9 @@ from network_making import TEXT, TRANSFORMER, captions, make_generator, noisy, r
 from operation_counting import parameter_conversions
 from torch import nn
 
-from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig
 from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
-from diff_dalle.models.precision import cast_weights, resolve_precision, training_precision
-from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.precision import for_inference, resolve_precision, training_precision
 from diff_dalle.models.transformer import DenoiserConfig
 
 
@@ -66,7 +65,7 @@ def test_weights_converted_once_give_the_results_of_autocast(make):
     network.requires_grad_(False)
     expected, before = under_autocast(network, run)
     exact = run()
-    assert cast_weights(network, torch.bfloat16) is network
+    assert for_inference(network, "bf16") is network
     found, after = under_autocast(network, run)
     assert torch.equal(found, expected) and not torch.equal(found, exact)
     assert before > 40 and after <= 1  # a classifier's position embeddings
@@ -81,7 +80,7 @@ def test_norms_embeddings_and_full_precision_layers_are_not_converted(make):
         for path, module in network.named_modules()
         for name in getattr(module, "full_precision", ())
     }
-    cast_weights(network, torch.float16)
+    for_inference(network, "fp16")
     for path, module in network.named_modules():
         weights = [p for p in module.parameters(recurse=False)]
         half = isinstance(module, (nn.Linear, nn.Conv2d)) and not f"{path}.".startswith(tuple(full))

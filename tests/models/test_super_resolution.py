@@ -21,8 +21,7 @@ from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.commands.command_line import parse
-from diff_dalle.models.generator import Generator, GeneratorConfig
-from diff_dalle.models.super_resolution import LowResConfig, upsample_low_res
+from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig, upsample_low_res
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.recipes.generator import GeneratorRun
 

@@ -20,8 +20,7 @@ from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.models.cost import count_flops, peak_bytes
-from diff_dalle.models.generator import Generator, GeneratorConfig
-from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.transformer import DenoiserConfig, Transformer
 from diff_dalle.models.unet import UNet, UNetConfig

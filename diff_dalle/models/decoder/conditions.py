@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from ...batch import Conditioning
 from ...config import InputError
+from ..generator import LEVEL_SCALE
 from ..layers import timestep_embedding
 from ..norms import LayerNorm32
 from ..precision import autocast_disabled
-from ..super_resolution import LEVEL_SCALE
 from .config import DecoderUnetConfig
 
 IMAGE_TOKENS, IMAGE_EMB, TEXT_TOKENS = "image_tokens", "image_emb", "text_tokens"  # in ``Conditioning.extra``
@@ -102,7 +102,7 @@ class Conditions(nn.Module):
     attended:                       whether any block outside the middle attends to the tokens.
     """
 
-    full_precision = ("time", "time_emb", "time_tokens", "image", "text", "level")  # see ``cast_weights``
+    full_precision = ("time", "time_emb", "time_tokens", "image", "text", "level")  # see ``for_inference``
 
     def __init__(self, config: DecoderUnetConfig, image_embedding: bool, low_res_level: bool, attended: bool):
         super().__init__()

@@ -12,14 +12,16 @@ from released_making import stand_in_torchvision
 from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.models.adapters.control_backbones import BACKBONES, BackboneConfig
-from diff_dalle.models.adapters.controlnet import Controlled
-from diff_dalle.models.adapters.latent_controlnet import LatentControlConfig, LatentControlNet
-from diff_dalle.models.adapters.unet_controlnet import UnetControlConfig, UnetControlNet
-from diff_dalle.models.generator import GeneratorConfig
+from diff_dalle.models.adapters.controlnet import Controlled, UnetControlConfig, UnetControlNet
+from diff_dalle.models.adapters.latent_controlnet import (
+    BACKBONES,
+    BackboneConfig,
+    LatentControlConfig,
+    LatentControlNet,
+)
+from diff_dalle.models.generator import GeneratorConfig, LowResConfig
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
-from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.latent.stages import STAGE_C_SIZES
 
 LATENT = latent_making.C  # its residual blocks: 8 8 | 12 12 | 12 12 12 12 | 8 8 8
 SMALL = LatentControlConfig((0, 3, 10), "large", BackboneConfig(large_width=8, large_blocks=1))

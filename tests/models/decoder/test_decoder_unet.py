@@ -10,13 +10,12 @@ from torch.testing import assert_close
 from diff_dalle.batch import Conditioning
 from diff_dalle.config import from_dict, to_dict
 from diff_dalle.diffusion.guidance import classifier_free
-from diff_dalle.models.compiling import compile_training
-from diff_dalle.models.decoder.attention import LinearAttention, MultiQueryAttention, NullAttention
-from diff_dalle.models.decoder.blocks import ResidualBlock
+from diff_dalle.models.decoder.blocks import LinearAttention, MultiQueryAttention, NullAttention, ResidualBlock
 from diff_dalle.models.decoder.config import DecoderUnetConfig
 from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.layers import to_channels_last
-from diff_dalle.models.precision import cast_weights
+from diff_dalle.models.precision import for_inference
+from diff_dalle.models.units import compile_training
 
 TINY = DecoderUnetConfig(
     dim=8,
@@ -424,7 +423,7 @@ def test_weights_can_be_converted_once(names):
     for cast in (False, True):
         network = make(config_of(*names), low_res=True, low_res_level=True)
         if cast:
-            cast_weights(network, torch.bfloat16)
+            for_inference(network, "bf16")
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             results.append(run(network, conditioning()))
     assert torch.equal(*results)

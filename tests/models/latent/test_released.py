@@ -20,8 +20,7 @@ from released_making import (
 from diff_dalle.models.latent import released
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from diff_dalle.models.latent.stage_a import STAGE_A_SIZES, StageA, StageAConfig
-from diff_dalle.models.latent.stage_b import STAGE_B_SIZES, StageB
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES, StageC
+from diff_dalle.models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageB, StageC
 
 TINY_A = StageAConfig(levels=3, width=12, bottleneck_blocks=2, latent_channels=3, codebook_size=20)
 

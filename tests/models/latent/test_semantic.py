@@ -12,9 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from diff_dalle.models.latent.previewer import Previewer
-from diff_dalle.models.latent.running_norm import RunningNorm
-from diff_dalle.models.latent.semantic import SEMANTIC_SIZES, SemanticAutoencoder, SemanticConfig
+from diff_dalle.models.latent.semantic import SEMANTIC_SIZES, Previewer, SemanticAutoencoder, SemanticConfig
+from diff_dalle.models.norms import RunningNorm
 
 TINY = SemanticConfig(stride=8, semantic_channels=5, encoder_width=8, encoder_blocks=1, previewer_width=16)
 OTHER = {

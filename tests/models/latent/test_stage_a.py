@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from diff_dalle.models.latent.stage_a import STAGE_A_SIZES, GatedBlock, StageA, StageAConfig
-from diff_dalle.models.precision import cast_weights
+from diff_dalle.models.precision import for_inference
 
 TINY = StageAConfig(levels=2, width=12, bottleneck_blocks=2, latent_channels=3, codebook_size=20)
 OTHER = {
@@ -183,7 +183,7 @@ def test_half_precision():
         exact = network.decode(network.encode(x))
         with torch.autocast("cpu", torch.bfloat16):
             out = network.decode(network.encode(x))
-            converted = cast_weights(network, torch.bfloat16)
+            converted = for_inference(network, "bf16")
             again = converted.decode(converted.encode(x))
     assert out.dtype == torch.float32 and relative(out, exact) < 0.05
     assert_close(again, out)

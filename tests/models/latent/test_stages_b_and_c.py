@@ -26,10 +26,9 @@ from diff_dalle.models.latent.blocks import (
     noise_embedding,
 )
 from diff_dalle.models.latent.config import LatentUnetConfig
-from diff_dalle.models.latent.stage_b import STAGE_B_SIZES, StageB, StageBConfig
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
+from diff_dalle.models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageB, StageBConfig, StageC, StageCConfig
 from diff_dalle.models.latent.unet import LatentUnet
-from diff_dalle.models.precision import cast_weights
+from diff_dalle.models.precision import for_inference
 
 BOTH = pytest.mark.parametrize("config", [B, C], ids=["B", "C"])
 BOTH_TEXTS = pytest.mark.parametrize(
@@ -458,7 +457,7 @@ def test_half_precision(config):
     exact = run(network, cond)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         out = run(network, cond)
-        converted = run(cast_weights(network, torch.bfloat16), cond)
+        converted = run(for_inference(network, "bf16"), cond)
     assert out.dtype == torch.float32 and 0 < relative(out, exact) < 0.05
     assert_close(converted, out)
 
