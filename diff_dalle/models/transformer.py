@@ -20,7 +20,6 @@ from .precision import autocast_disabled
 from .transformer_blocks import SIGNALS, TransformerBlock, modulated_norm, turns
 from .unet import Embedded, UNetConfig, check_control
 
-NETWORKS = ("unet", "transformer")
 IN_TRANSFORMER = ("network", "transformer")
 ROUTED = ("route_share",)
 
@@ -32,7 +31,7 @@ class DenoiserConfig(UNetConfig):
     network: str = option(
         "unet",
         "architecture: the U-Net, or a transformer on patches of patch_size pixels (JiT), whose width is num_channels",
-        choices=NETWORKS,
+        choices=("unet", "transformer"),
     )
     depth: int = blocks_option(12, "blocks of the transformer", needs=IN_TRANSFORMER)
     separate_blocks: int = blocks_option(

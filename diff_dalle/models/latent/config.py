@@ -1,4 +1,4 @@
-"""Settings that stages B and C share. Lists of the way up begin at the deepest level."""
+"""Settings that stages B and C share, with the defaults of stage C. Lists of the way up begin at the deepest level."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class LatentUnetConfig:
         least=1,
         most=MAX_SIDE,
     )
-    widths: tuple[int, ...] = width_option((320, 640), "channels of each level")
-    heads: tuple[int, ...] = option((0, 0), "attention heads of each level; 0 without attention", most=MAX_WIDTH)
+    widths: tuple[int, ...] = width_option((2048, 2048), "channels of each level")
+    heads: tuple[int, ...] = option((32, 32), "attention heads of each level; 0 without attention", most=MAX_WIDTH)
     levels: tuple[str, ...] = option(
-        ("CT", "CT"),
+        ("CTA", "CTA"),
         "layers of a block of each level: C convolution, T timestep, A attention, F feed-forward",
     )
-    down_blocks: tuple[int, ...] = blocks_option((2, 2), "blocks of each level on the way down")
-    up_blocks: tuple[int, ...] = blocks_option((2, 2), "blocks of each level on the way up, deepest level first")
+    down_blocks: tuple[int, ...] = blocks_option((8, 24), "blocks of each level on the way down")
+    up_blocks: tuple[int, ...] = blocks_option((24, 8), "blocks of each level on the way up, deepest level first")
     down_repeats: tuple[int, ...] = blocks_option(
         (1, 1), "passes through each level on the way down, with the same weights"
     )
     up_repeats: tuple[int, ...] = blocks_option((1, 1), "passes through each level on the way up, deepest level first")
     dropout: tuple[float, ...] = option(
-        (0.0, 0.0), "dropout rate in the blocks C and F of each level", least=0, below=1
+        (0.1, 0.1), "dropout rate in the blocks C and F of each level", least=0, below=1
     )
     kernel_size: int = option(3, "kernel size of the depthwise convolutions; odd", most=MAX_KERNEL)
     coordinates: bool = option(
@@ -64,13 +64,13 @@ class LatentUnetConfig:
     text_modulation: bool = option(
         False, "pooled text also scales and shifts channels in blocks T: small networks learn captions sooner"
     )
-    cond_width: int = width_option(1280, "width of the condition tokens")
+    cond_width: int = width_option(2048, "width of the condition tokens")
     vector_tokens: int = width_option(4, "condition tokens made from each vector: pooled text, image embedding")
     time_width: int = width_option(
         64, "width of the embeddings of the noise condition and of each micro-condition", least=2
     )
     micro_conditions: tuple[str, ...] = option(
-        (), "names of scalar conditions in [0, 1], in addition to the noise; 0 where not given"
+        ("sca", "crp"), "names of scalar conditions in [0, 1], in addition to the noise; 0 where not given"
     )
     text: LatentTextConfig = section(LatentTextConfig)
     pooled_width: int = width_option(

@@ -33,6 +33,7 @@ class StageBConfig(LatentUnetConfig):
     down_repeats: tuple[int, ...] = redefined("down_repeats", (1, 1, 1, 1))
     up_repeats: tuple[int, ...] = redefined("up_repeats", (3, 3, 2, 2))
     dropout: tuple[float, ...] = redefined("dropout", (0.0, 0.0, 0.1, 0.1))
+    cond_width: int = redefined("cond_width", 1280)
     micro_conditions: tuple[str, ...] = redefined("micro_conditions", ("sca",))
     semantic_channels: int = width_option(16, "channels of the semantic map")
     pixel_channels: int = width_option(
@@ -106,17 +107,9 @@ class StageCConfig(LatentUnetConfig):
     """Stage C"""
 
     channels: int = width_option(16, "channels of the semantic latents")
-    widths: tuple[int, ...] = redefined("widths", (2048, 2048))
-    heads: tuple[int, ...] = redefined("heads", (32, 32))
-    levels: tuple[str, ...] = redefined("levels", ("CTA", "CTA"))
     switch_level: tuple[bool, ...] = option(
         (False,), "halve the resolution after each level but the last; one for all or for each"
     )
-    down_blocks: tuple[int, ...] = redefined("down_blocks", (8, 24))
-    up_blocks: tuple[int, ...] = redefined("up_blocks", (24, 8))
-    dropout: tuple[float, ...] = redefined("dropout", (0.1, 0.1))
-    cond_width: int = redefined("cond_width", 2048)
-    micro_conditions: tuple[str, ...] = redefined("micro_conditions", ("sca", "crp"))
     text_width: int = width_option(
         1280,
         "width of the CLIP's text states; 0 = not conditioned on them",
