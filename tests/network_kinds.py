@@ -161,42 +161,49 @@ class Kind:
     untrained: tuple[str, ...] = ()
 
 
-_BOTH = {"num_heads": 4, "num_head_channels": 4, "dropout": 0.5, "num_classes": 5, "use_checkpoint": True}
-_OF_UNET = {
-    "image_size": 32, "num_channels": 16, "num_res_blocks": 2, "channel_mult": (1, 3), "attention_resolutions": (16,),
-    "num_heads_upsample": 4, "use_scale_shift_norm": False, "resblock_updown": True, "conv_resample": False,
-    "text_attention": "joint", "patch_size": 2, "output_conv": 4,
-}  # fmt: skip
-_OF_TRANSFORMER = {
-    "num_channels": 32, "patch_size": 8, "depth": 5, "separate_blocks": 0, "patch_channels": 0, "output_conv": 0,
-    "position_patches": 0, "network": "unet",
+#: For every setting another value.
+_OTHER: dict[str, dict[str, Any]] = {
+    "both": {"num_heads": 4, "num_head_channels": 4, "dropout": 0.5, "num_classes": 5, "use_checkpoint": True},
+    "U-Net": {
+        "image_size": 32, "num_channels": 16, "num_res_blocks": 2, "channel_mult": (1, 3),
+        "attention_resolutions": (16,),
+        "num_heads_upsample": 4, "use_scale_shift_norm": False, "resblock_updown": True, "conv_resample": False,
+        "text_attention": "joint", "patch_size": 2, "output_conv": 4,
+    },
+    "transformer": {
+        "num_channels": 32, "patch_size": 8, "depth": 5, "separate_blocks": 0, "patch_channels": 0, "output_conv": 0,
+        "position_patches": 0, "network": "unet",
+    },
+    "latent": {
+        "channels": 5, "patch_size": 4, "widths": (6, 9), "heads": (2, 1), "levels": ("CF", "TA"),
+        "down_blocks": (2, 1),
+        "up_blocks": (1, 3), "down_repeats": (1, 2), "up_repeats": (1, 1), "dropout": (0.5, 0.0), "kernel_size": 5,
+        "cond_width": 7, "vector_tokens": 3, "time_width": 8, "micro_conditions": ("x", "y", "z"),
+        "text": own_text(C).text,
+        "pooled_width": 0, "use_checkpoint": True, "coordinates": True, "text_modulation": True,
+    },
+    "decoder": {
+        "dim": 16, "dim_mults": (3, 1, 2), "image_embed_dim": 4, "text_embed_dim": 3, "cond_on_text_encodings": None,
+        "cond_dim": None, "channels": 1, "self_attn": (False, True), "attn_dim_head": 3, "attn_heads": 3,
+        "init_cross_embed": False, "num_image_tokens": 3, "num_time_tokens": 1, "self_cond": True,
+        "sparse_attn": (True,),
+        "cosine_sim_cross_attn": True, "cosine_sim_self_attn": True, "attend_at_middle": False, "as_published": True,
+        "max_text_len": 3, "add_image_embeds_to_time": False, "init_dim": 12, "init_conv_kernel_size": 3,
+        "init_cross_embed_kernel_sizes": (1, 5), "resnet_groups": (2, 4), "resnet_weight_standardization": True,
+        "num_resnet_blocks": (1, 2), "cross_embed_downsample": True, "cross_embed_downsample_kernel_sizes": (2,),
+        "memory_efficient": True, "scale_skip_connection": True, "pixel_shuffle_upsample": False,
+        "final_conv_kernel_size": 3, "combine_upsample_fmaps": True, "checkpoint_during_training": True,
+    },
+    "classifier": {
+        "image_size": 16, "classifier_width": 24, "classifier_depth": 2, "classifier_channel_mult": (1, 3),
+        "classifier_attention_resolutions": (8,), "classifier_num_heads": 4, "classifier_num_head_channels": 4,
+        "classifier_text_padding": "zeros", "classifier_enc_norm": False, "classifier_use_scale_shift_norm": False,
+        "classifier_resblock_updown": False, "classifier_dropout": 0.5, "classifier_patch_size": 2,
+        "classifier_enc_attn_dim": 24, "classifier_enc_depth": 1, "classifier_enc_heads": 2, "dropout_text": 0.5,
+        "classifier_use_checkpoint": True,
+    },
 }  # fmt: skip
 _ROUTES = ("route_share", "route_blocks", "route_until")
-_OF_LATENT = {
-    "channels": 5, "patch_size": 4, "widths": (6, 9), "heads": (2, 1), "levels": ("CF", "TA"), "down_blocks": (2, 1),
-    "up_blocks": (1, 3), "down_repeats": (1, 2), "up_repeats": (1, 1), "dropout": (0.5, 0.0), "kernel_size": 5,
-    "cond_width": 7, "vector_tokens": 3, "time_width": 8, "micro_conditions": ("x", "y", "z"), "text": own_text(C).text,
-    "pooled_width": 0, "use_checkpoint": True, "coordinates": True, "text_modulation": True,
-}  # fmt: skip
-_OF_DECODER = {
-    "dim": 16, "dim_mults": (3, 1, 2), "image_embed_dim": 4, "text_embed_dim": 3, "cond_on_text_encodings": None,
-    "cond_dim": None, "channels": 1, "self_attn": (False, True), "attn_dim_head": 3, "attn_heads": 3,
-    "init_cross_embed": False, "num_image_tokens": 3, "num_time_tokens": 1, "self_cond": True, "sparse_attn": (True,),
-    "cosine_sim_cross_attn": True, "cosine_sim_self_attn": True, "attend_at_middle": False, "as_published": True,
-    "max_text_len": 3, "add_image_embeds_to_time": False, "init_dim": 12, "init_conv_kernel_size": 3,
-    "init_cross_embed_kernel_sizes": (1, 5), "resnet_groups": (2, 4), "resnet_weight_standardization": True,
-    "num_resnet_blocks": (1, 2), "cross_embed_downsample": True, "cross_embed_downsample_kernel_sizes": (2,),
-    "memory_efficient": True, "scale_skip_connection": True, "pixel_shuffle_upsample": False,
-    "final_conv_kernel_size": 3, "combine_upsample_fmaps": True, "checkpoint_during_training": True,
-}  # fmt: skip
-_OF_CLASSIFIER = {
-    "image_size": 16, "classifier_width": 24, "classifier_depth": 2, "classifier_channel_mult": (1, 3),
-    "classifier_attention_resolutions": (8,), "classifier_num_heads": 4, "classifier_num_head_channels": 4,
-    "classifier_text_padding": "zeros", "classifier_enc_norm": False, "classifier_use_scale_shift_norm": False,
-    "classifier_resblock_updown": False, "classifier_dropout": 0.5, "classifier_patch_size": 2,
-    "classifier_enc_attn_dim": 24, "classifier_enc_depth": 1, "classifier_enc_heads": 2, "dropout_text": 0.5,
-    "classifier_use_checkpoint": True,
-}  # fmt: skip
 _WITH = {"init_conv_kernel_size": "init_cross_embed", "cross_embed_downsample_kernel_sizes": "cross_embed_downsample"}
 
 
@@ -206,47 +213,87 @@ def _unet_config() -> DenoiserConfig:
 
 KINDS = {
     "U-Net": Kind(
-        generator, _unet_config(), _BOTH | _OF_UNET, (*_OF_TRANSFORMER.keys() - _OF_UNET.keys(), *_ROUTES),
+        generator,
+        _unet_config(),
+        _OTHER["both"] | _OTHER["U-Net"],
+        (*_OTHER["transformer"].keys() - _OTHER["U-Net"].keys(), *_ROUTES),
         dropout={"dropout": 0.3},
     ),
     "transformer": Kind(
-        transformer, replace(_unet_config(), **TRANSFORMER), _BOTH | _OF_TRANSFORMER,
-        (*_OF_UNET.keys() - _OF_TRANSFORMER.keys(), *_ROUTES), dropout={"dropout": 0.3},
+        transformer,
+        replace(_unet_config(), **TRANSFORMER),
+        _OTHER["both"] | _OTHER["transformer"],
+        (*_OTHER["U-Net"].keys() - _OTHER["transformer"].keys(), *_ROUTES),
+        dropout={"dropout": 0.3},
     ),
     "text encoder": Kind(
-        text_encoder, TEXT,
-        {"enc_attn_dim": 24, "enc_depth": 3, "enc_heads": 2, "text_length": 12, "dropout_text": 0.5, "enc_conv": 3,
-         "text_padding": "learned", "enc_norm": False},
-        checkpointing="", untrained=("pool.",),
+        text_encoder,
+        TEXT,
+        {
+            "enc_attn_dim": 24,
+            "enc_depth": 3,
+            "enc_heads": 2,
+            "text_length": 12,
+            "dropout_text": 0.5,
+            "enc_conv": 3,
+            "text_padding": "learned",
+            "enc_norm": False,
+        },
+        checkpointing="",
+        untrained=("pool.",),
     ),
     "classifier": Kind(
-        classifier, CONFIG, _OF_CLASSIFIER, ("text_length",), checkpointing="classifier_use_checkpoint",
-        dropout={"classifier_dropout": 0.3, "dropout_text": 0.3}, untrained=("scale_logit",),
+        classifier,
+        CONFIG,
+        _OTHER["classifier"],
+        ("text_length",),
+        checkpointing="classifier_use_checkpoint",
+        dropout={"classifier_dropout": 0.3, "dropout_text": 0.3},
+        untrained=("scale_logit",),
     ),
     "decoder": Kind(
-        decoder, TINY, _OF_DECODER, ("cond_on_image_embeds",), _WITH, checkpointing="checkpoint_during_training"
+        decoder, TINY, _OTHER["decoder"], ("cond_on_image_embeds",), _WITH, checkpointing="checkpoint_during_training"
     ),
     "stage B": Kind(
-        lambda **changed: stage(B, **changed), B, _OF_LATENT | {"semantic_channels": 4, "pixel_channels": 0},
+        lambda **changed: stage(B, **changed),
+        B,
+        _OTHER["latent"] | {"semantic_channels": 4, "pixel_channels": 0},
         dropout={"dropout": (0.3, 0.2)},
     ),
     "stage C": Kind(
-        lambda **changed: stage(C, **changed), C,
-        _OF_LATENT | {"switch_level": (False,), "text_width": 0, "image_width": 0}, dropout={"dropout": (0.3, 0.2)},
+        lambda **changed: stage(C, **changed),
+        C,
+        _OTHER["latent"] | {"switch_level": (False,), "text_width": 0, "image_width": 0},
+        dropout={"dropout": (0.3, 0.2)},
     ),
     "stage A": Kind(
-        stage_a, STAGE_A,
-        {"levels": 3, "width": 8, "bottleneck_blocks": 1, "latent_channels": 4, "codebook_size": 9,
-         "scale_factor": 2.0, "use_checkpoint": True},
+        stage_a,
+        STAGE_A,
+        {
+            "levels": 3,
+            "width": 8,
+            "bottleneck_blocks": 1,
+            "latent_channels": 4,
+            "codebook_size": 9,
+            "scale_factor": 2.0,
+            "use_checkpoint": True,
+        },
         untrained=("quantizer.",),
     ),
     "semantic": Kind(
-        semantic, SEMANTIC,
-        {"stride": 16, "semantic_channels": 3, "encoder_width": 6, "encoder_blocks": 2, "previewer_width": 8,
-         "use_checkpoint": True},
+        semantic,
+        SEMANTIC,
+        {
+            "stride": 16,
+            "semantic_channels": 3,
+            "encoder_width": 6,
+            "encoder_blocks": 2,
+            "previewer_width": 8,
+            "use_checkpoint": True,
+        },
         ("backbone",),
     ),
     "discriminator": Kind(
         discriminator, DISCRIMINATOR, {"discriminator_depth": 2, "discriminator_width": 8}, checkpointing=""
     ),
-}  # fmt: skip
+}
