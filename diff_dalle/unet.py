@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from .batch import Conditioning
 from .checkpoints.foreign.names import Weight, weights_of
 from .config import InputError
-from .models.noisy_classifier import POOLS, NoisyClassifier, NoisyClassifierConfig
+from .models.generator import resized
+from .models.noised_clip import POOLS, NoisyClassifier, NoisyClassifierConfig
 from .models.precision import autocast
-from .models.super_resolution import resized
 from .models.unet import UNet, UNetConfig
 
 DEFAULTS = {

@@ -17,8 +17,8 @@ from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.config import to_dict
 from diff_dalle.embeddings.contract import weights_digest
 from diff_dalle.images.control_filters.table import ControlConfig
+from diff_dalle.models.adapters.controlnet import UnetControlConfig
 from diff_dalle.models.adapters.latent_controlnet import LatentControlConfig
-from diff_dalle.models.adapters.unet_controlnet import UnetControlConfig
 
 QUICK: dict[str, Any] = {
     "controlnet_filter": "canny",

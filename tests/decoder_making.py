@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from network_making import randomize
 from torch import nn
 
+from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.checkpoint import Identity, save_file
 from diff_dalle.checkpoints.decoder import DecoderConfig
 from diff_dalle.config import to_dict
@@ -26,6 +28,19 @@ UNET = DecoderUnetConfig(
     init_cross_embed=False,
     init_conv_kernel_size=3,
 )
+TINY = DecoderUnetConfig(
+    dim=8,
+    dim_mults=(1, 2),
+    image_embed_dim=6,
+    text_embed_dim=5,
+    cond_on_text_encodings=True,
+    cond_dim=4,
+    attn_dim_head=4,
+    attn_heads=2,
+    max_text_len=7,
+    resnet_groups=(4,),
+    num_resnet_blocks=(1,),
+)
 TEXT_UNET = replace(UNET, cond_on_text_encodings=True, text_embed_dim=TEXT_WIDTH, max_text_len=TEXT_LENGTH)
 
 
@@ -33,6 +48,21 @@ def make_decoder(count: int = 1, unet: DecoderUnetConfig = UNET, **settings) -> 
     """A decoder of ``count`` U-Nets: 8 pixels, 16, 32."""
     sizes = tuple(8 * 2**i for i in range(count))
     return DecoderConfig(**{"unets": (unet,) * count, "image_sizes": sizes, "timesteps": 50, **settings})
+
+
+def decoder_conditions(config: DecoderUnetConfig = TINY, n: int = 3, seed: int = 2, size=(16, 16)) -> Conditioning:
+    """All conditions; texts of several lengths; the last sample of several has neither embedding nor text."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = partial(torch.randn, generator=generator)
+    full = Conditioning(
+        image_embedding=draw(n, config.image_embed_dim),
+        text_states=draw(n, 5, config.text_embed_dim),
+        mask=torch.arange(5) < torch.tensor([3, 5, 4] * n)[:n, None],
+        low_res=draw(n, config.channels, *(side // 2 for side in size)),
+        low_res_level=torch.linspace(0.1, 0.5, n),
+        extra={"self_cond": draw(n, config.channels, *size)},
+    )
+    return full.drop(torch.arange(n) == n - 1) if n > 1 else full
 
 
 def make_network(decoder: DecoderConfig, i: int = 0) -> nn.Module:

@@ -25,8 +25,7 @@ from diff_dalle.embeddings.contract import weights_digest
 from diff_dalle.models.latent.config import LatentTextConfig
 from diff_dalle.models.latent.semantic import SemanticConfig
 from diff_dalle.models.latent.stage_a import StageAConfig
-from diff_dalle.models.latent.stage_b import StageBConfig
-from diff_dalle.models.latent.stage_c import StageCConfig
+from diff_dalle.models.latent.stages import StageBConfig, StageCConfig
 from diff_dalle.text.tokenizer import load_tokenizer
 
 SIDE_B, SIDE_C = 64, 48  # pixels of training images: 64 pixels of stage B go with 6 positions of stage C

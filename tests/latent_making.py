@@ -9,8 +9,7 @@ from network_making import VOCABULARY, captions, randomize, seeded
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.models.latent.config import LatentTextConfig, LatentUnetConfig
-from diff_dalle.models.latent.stage_b import StageB, StageBConfig
-from diff_dalle.models.latent.stage_c import StageC, StageCConfig
+from diff_dalle.models.latent.stages import StageB, StageBConfig, StageC, StageCConfig
 
 SHAPE = {
     "widths": (8, 12),

@@ -9,7 +9,7 @@ import torch
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.lora_file import LoraAbout, write_lora
 from diff_dalle.embeddings.contract import weights_digest
-from diff_dalle.models.adapters.tokens import text_encoder_of
+from diff_dalle.models.adapters.lora import text_encoder_of
 
 
 def make_lora(path: str | Path, base: str, kind: str = "generator") -> str:

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.transformer import DenoiserConfig
 
 VOCABULARY = 50
+NO_LOW_RES = LowResConfig()
 UNET = DenoiserConfig(
     image_size=16, num_channels=8, num_res_blocks=1, channel_mult=(1, 2), attention_resolutions=(8,), num_heads=2
 )
@@ -42,9 +43,11 @@ def randomize(network: Module, seed: int = 0, spread: float = 0.1) -> Module:
     return network
 
 
-def make_generator(text=None, image_channels: int = 3, learned_variance: bool = False, **unet) -> Generator:
+def make_generator(
+    text=None, image_channels: int = 3, learned_variance: bool = False, low_res: LowResConfig = NO_LOW_RES, **unet
+) -> Generator:
     torch.manual_seed(0)
-    config = GeneratorConfig(replace(UNET, **unet), TEXT if text is None else text, image_channels=image_channels)
+    config = GeneratorConfig(replace(UNET, **unet), TEXT if text is None else text, low_res, image_channels)
     return randomize(Generator(config, VOCABULARY, learned_variance))
 
 

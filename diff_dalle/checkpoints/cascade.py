@@ -19,11 +19,9 @@ from ..diffusion.log_snr_config import LogSnrConfig
 from ..diffusion.samplers import SAMPLERS
 from ..diffusion.sampling import SamplerConfig
 from ..images.signal import LatentSignal, PixelSignal, Signal
-from ..models.latent.probe import zero_inputs
 from ..models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from ..models.latent.stage_a import StageA, StageAConfig
-from ..models.latent.stage_b import StageB, StageBConfig
-from ..models.latent.stage_c import StageC, StageCConfig
+from ..models.latent.stages import StageB, StageBConfig, StageC, StageCConfig, zero_inputs
 from ..text.tokenizer import TokenizerConfig
 from .decoder import ClipConfig
 from .kind import NetworkKind, Self, empty_images

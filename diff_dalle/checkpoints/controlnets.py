@@ -14,10 +14,10 @@ from ..config import option, section, settings
 from ..config.bounds import MAX_SIDE
 from ..images.control_filters.table import ControlConfig
 from ..images.signal import PixelSignal
+from ..models.adapters.controlnet import UnetControlConfig, UnetControlNet
 from ..models.adapters.latent_controlnet import LatentControlConfig, LatentControlNet
-from ..models.adapters.unet_controlnet import UnetControlConfig, UnetControlNet
 from ..models.generator import GeneratorConfig
-from ..models.latent.stage_c import StageCConfig
+from ..models.latent.stages import StageCConfig
 from .kind import NetworkKind, empty_images, empty_text
 
 STRIDE = 8  # pixels per position of the feature maps in the probe

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from .. import storage
 from ..config import InputError
-from ..models.adapters.lora import DOWN, merge_low_rank
-from ..models.adapters.tokens import merge_tokens, unmerge_tokens
+from ..models.adapters.lora import DOWN, merge_low_rank, merge_tokens, unmerge_tokens
 from ..text.tokenizer import Tokenizer
 from ..text.trained_tokens import Kind, TrainedTokens, find_tokens, parse_token
 from .checkpoint import ROLES, load_file

@@ -17,8 +17,7 @@ from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.resample import ContrastiveConfig, DenoisingConfig
 from ..images.signal import PixelSignal, Signal
 from ..models.generator import Generator, GeneratorConfig
-from ..models.noised_clip import NoisedClip, NoisedClipConfig
-from ..models.noisy_classifier import NoisyClassifier, NoisyClassifierConfig
+from ..models.noised_clip import NoisedClip, NoisedClipConfig, NoisyClassifier, NoisyClassifierConfig
 from ..models.vit_clip import VitClip, VitClipConfig
 from ..text.tokenizer import TokenizerConfig
 from .decoder import DecoderConfig

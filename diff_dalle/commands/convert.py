@@ -337,7 +337,7 @@ def _lora_to_cascade(config: ConvertConfig, lora: Lora) -> str:
     from ..checkpoints.foreign.stable_cascade import lora_state
     from ..checkpoints.loading import open_network
     from ..distributed.devices import without_values
-    from ..models.latent.stage_c import StageC
+    from ..models.latent.stages import StageC
     from .adapter_clip import adapter_clip
 
     about = lora.about

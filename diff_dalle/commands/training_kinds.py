@@ -13,8 +13,7 @@ from ..checkpoints.kinds import LORA_ENDING as ENDING
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..checkpoints.model_folder import find_file
 from ..config import InputError
-from ..models.latent.stage_b import STAGE_B_SIZES
-from ..models.latent.stage_c import STAGE_C_SIZES
+from ..models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES
 from ..recipes.cascade.sections import LORA_KEYS
 from .command_line import HELPS, parse_kind
 from .sources import sources_on

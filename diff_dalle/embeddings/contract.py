@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import Fault, InputError
-from ..models.adapters.tokens import AdaptedEmbedding
+from ..models.adapters.lora import AdaptedEmbedding
 from ..models.precision import DTYPES, autocast, autocast_disabled, for_inference
 from ..text.trained_tokens import Extensible, TrainedTokens
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..config import InputError, nearest
 from ..images.plugins import import_package
-from ..models.adapters.tokens import AdaptedEmbedding
+from ..models.adapters.lora import AdaptedEmbedding
 from ..models.layers import to_channels_last
 from ..text.trained_tokens import Extensible
 from .contract import Clip, weights_digest

@@ -106,6 +106,8 @@ class AttentionBlock(nn.Module):
                     "joint" appends the text to the keys and values of self-attention (Nichol et al. 2022, GLIDE).
     """
 
+    is_block = True  # see ``units``
+
     def __init__(self, channels: int, heads: int, text_width: int, text_attention: str, use_checkpoint: bool):
         super().__init__()
         cross = text_width > 0 and text_attention == "cross"

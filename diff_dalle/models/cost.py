@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.nn import functional as F
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -26,13 +27,12 @@ def storage_key(tensor: Tensor) -> int:
 
 
 def _convolution(x: Tensor, *arguments) -> Tensor:
+    """On the meta device a convolution returns NCHW, unlike elsewhere; the layers after it would copy that, which
+    overstated the peak of U-Nets by 7 to 11 %."""
     out = torch.ops.aten.convolution.default(x, *arguments)
     return out.contiguous(memory_format=torch.channels_last) if out.dim() == 4 else out
 
 
-# On the meta device a convolution returns NCHW, unlike elsewhere; the layers after it would copy that, which overstated
-# the peak of U-Nets by 7 to 11 %.
-_META_KERNELS = {torch.ops.aten.convolution.default: _convolution}
 #: What operations return, and the shape, strides and type of each result, by operation and input.
 _FORMS: dict[tuple, tuple[type, list[tuple]]] = {}
 
@@ -42,18 +42,23 @@ class _MetaKernels(TorchDispatchMode):
     equal operations, of which a network of repeated blocks has many, is found once."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         if func.is_view and type(args[0]) is FakeTensor:
-            return _view(func, args, kwargs or {})
-        call = _Call.of(func, args, kwargs or {})
-        if call is not None and call.form in _FORMS:
-            container, forms = _FORMS[call.form]
-            found = [call.new(*form) for form in forms]
+            return _view(func, args, kwargs)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        cached = bool(tensors) and _makes_new(func) and all(map(_has_form, tensors))
+        form = (func, _form(args), _form(tuple(kwargs.items()))) if cached else ()
+        if form in _FORMS:
+            container, forms = _FORMS[form]
+            mode = next((each.fake_mode for each in tensors if isinstance(each, FakeTensor)), None)
+            found = [_new(mode, *each) for each in forms]
             return found[0] if container is Tensor else container(found)
-        out = _META_KERNELS.get(func, func)(*args, **(kwargs or {}))
+        run = _convolution if func is torch.ops.aten.convolution.default else func
+        out = run(*args, **kwargs)
         results = out if isinstance(out, (tuple, list)) else (out,)
-        if call is not None and all(_has_form(each) and each.storage_offset() == 0 for each in results):
-            container = type(out) if isinstance(out, (tuple, list)) else Tensor
-            _FORMS[call.form] = container, [(each.shape, each.stride(), each.dtype) for each in results]
+        if cached and all(_has_form(each) and each.storage_offset() == 0 for each in results):
+            container = Tensor if isinstance(out, Tensor) else type(out)
+            _FORMS[form] = container, [(each.shape, each.stride(), each.dtype) for each in results]
         return out
 
 
@@ -74,49 +79,26 @@ def _has_form(value) -> bool:
 
 @functools.cache
 def _makes_new(func) -> bool:
+    """Whether the results of an operation share no memory with its inputs."""
     return not any(each.alias_info for each in (*func._schema.returns, *func._schema.arguments))
 
 
-class _Call:
-    """The call of an operation. form: what tells the form of its results."""
-
-    def __init__(self, func, args: tuple, kwargs: dict):
-        self.mode: FakeTensorMode | None = None  # of pretended inputs
-        self.has_tensors = False
-        self.form = (func, self._form(args), *((name, self._form(value)) for name, value in kwargs.items()))
-
-    @staticmethod
-    def of(func, args: tuple, kwargs: dict) -> _Call | None:
-        """None if its results may share memory with its inputs, or if those are not tensors without values."""
-        if not _makes_new(func):
-            return None
-        try:
-            call = _Call(func, args, kwargs)
-        except _HasValues:
-            return None
-        return call if call.has_tensors else None
-
-    def _form(self, value) -> Hashable:
-        if isinstance(value, Tensor):
-            if not _has_form(value):
-                raise _HasValues
-            self.has_tensors, self.mode = True, getattr(value, "fake_mode", self.mode)
-            return value.shape, value.stride(), value.dtype, type(value) is FakeTensor
-        if isinstance(value, (tuple, list)):
-            return tuple(map(self._form, value))
-        return type(value), value  # 1, 1.0 and True are equal
-
-    def new(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A result."""
-        if self.mode is None:
-            return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-        with no_dispatch():
-            empty = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-            return FakeTensor(self.mode, empty, torch.device("cpu"))
+def _form(value) -> Hashable:
+    """What of an input tells the form of results."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, type(value) is FakeTensor
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_form, value))
+    return type(value), value  # 1, 1.0 and True are equal
 
 
-class _HasValues(Exception):
-    """An operation's input is not a tensor without values."""
+def _new(mode: FakeTensorMode | None, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A result. mode: of pretended inputs."""
+    if mode is None:
+        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    with no_dispatch():
+        empty = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        return FakeTensor(mode, empty, torch.device("cpu"))
 
 
 class _LiveBytes(TorchDispatchMode):

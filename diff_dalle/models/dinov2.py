@@ -12,7 +12,7 @@ from .attention import SelfAttention
 from .layers import Linear, to_image, to_tokens
 from .norms import LayerNorm32
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of colors in [0, 1]
 HEAD_CHANNELS = 64  # of every released size; the shapes of weights do not say it
 NORM_EPS = 1e-6
 OFFSET = 0.1  # positions by which models without registers enlarge the grid that they interpolate to

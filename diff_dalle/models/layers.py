@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,6 @@ from ..batch import Conditioning
 from .dropout import Dropout
 from .norms import GroupNorm32, output_again
 from .precision import autocast_disabled
-from .transient import Transient
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -122,7 +122,8 @@ class ResBlock(nn.Module):
     convolutions from them again, which takes 1 % of a step and saves a third of the activations.
     """
 
-    full_precision = ("emb",)  # see ``cast_weights``: casts would take longer than they save
+    is_block = True  # see ``units``
+    full_precision = ("emb",)  # see ``for_inference``: casts would take longer than they save
 
     def __init__(
         self,
@@ -172,3 +173,51 @@ class ResBlock(nn.Module):
     def _transient(self, h: Tensor) -> Transient:
         """A norm's output."""
         return Transient(h, None if self.keeps_conv_inputs else output_again(h))
+
+
+Again = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Transient:
+    """A tensor that is cheap to compute again from what is kept anyway.
+
+    value: the tensor.
+    again: computes it in the backward pass, to the same bits; None = it is kept wherever it is needed.
+    """
+
+    value: Tensor
+    again: Again | None
+
+    def into(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """``function(value)``, whose backward pass has ``value`` computed again. Whatever else it needs is kept, also
+        copies of ``value``, as autocast makes them."""
+        if self.again is None:
+            return function(self.value)
+        with torch.autograd.graph.saved_tensors_hooks(_forget(self.value, self.again), _remember):
+            return function(self.value)
+
+    def through(self, function: Callable[[Tensor], Tensor]) -> Transient:
+        """``function(value)``, computed again likewise. function: the same one whenever it is called."""
+        again = self.again
+        return Transient(self.into(function), None if again is None else lambda: _applied(function, again))
+
+
+def _forget(value: Tensor, again: Again) -> Callable[[Tensor], Tensor | Again]:
+    """What autograd keeps of a tensor: itself, or for ``value`` how to compute it. Holds no reference to ``value``."""
+    forgotten = _memory(value)
+    return lambda tensor: again if _memory(tensor) == forgotten else tensor
+
+
+def _remember(kept: Any) -> Tensor:
+    return kept if isinstance(kept, Tensor) else kept()
+
+
+def _memory(tensor: Tensor) -> tuple:
+    """Which memory a tensor reads, and how, while it is alive."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+@torch.no_grad()
+def _applied(function: Callable[[Tensor], Tensor], again: Again) -> Tensor:
+    return function(again())

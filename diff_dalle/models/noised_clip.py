@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..config import Fault, InputError, faults_of, named, option, settings, spelled
-from ..config.bounds import MAX_BLOCKS, MAX_FACTOR, MAX_SIDE, MAX_WIDTH
+from ..config import Fault, InputError, faults_of, named, option, section, settings, spelled
+from ..config.bounds import MAX_BLOCKS, MAX_FACTOR, MAX_ROWS, MAX_SIDE, MAX_WIDTH
 from .attention import attend
 from .dropout import number_dropouts
 from .layers import Linear, to_tokens
 from .norms import GroupNorm32
+from .options import text_length_option, width_option
 from .precision import autocast_disabled
-from .text_encoder import TextEncoder, TextEncoderConfig, text_length_option
+from .text_encoder import TextEncoder, TextEncoderConfig
 from .unet import UNetConfig, UNetEncoder
 
 INITIAL_SCALE = 1 / 0.07  # logit scale at initialization (Radford et al. 2021, §2.5)
@@ -71,8 +72,8 @@ class NoisedClipConfig:
     classifier_patch_size: int = option(
         1, "patch size in pixels: space-to-depth at the image tower's input", most=MAX_SIDE
     )
-    classifier_enc_attn_dim: int = option(
-        512, "width of the text tower and dimension of the joint embedding space", least=1, most=MAX_WIDTH
+    classifier_enc_attn_dim: int = width_option(
+        512, "width of the text tower and dimension of the joint embedding space"
     )
     classifier_enc_depth: int = option(6, "transformer layers of the text tower", most=MAX_BLOCKS)
     classifier_enc_heads: int = option(8, "attention heads of the text tower", most=MAX_WIDTH)
@@ -135,6 +136,8 @@ class NoisedClip(nn.Module):
     §2.4), ``scale × cosine`` approaches log p(caption | x_t) up to a constant that does not depend on x_t.
     """
 
+    entries = ("encode_image", "encode_text")  # see ``units``
+
     def __init__(self, config: NoisedClipConfig, vocab_size: int, in_channels: int = 3):
         super().__init__()
         self.config = config
@@ -160,11 +163,8 @@ class NoisedClip(nn.Module):
         x: [N, C, image_size, image_size]; t: [N], steps of the original process, as for a denoiser.
         Returns [N, classifier_enc_attn_dim] float32, L2-normalized. Raises InputError for images of the wrong size.
         """
-        size = self.config.image_size
-        if tuple(x.shape[2:]) != (size, size):
-            found = "×".join(map(str, reversed(x.shape[2:])))
-            raise InputError(f"the classifier takes images of {size}×{size} pixels (image_size), not of {found}")
-        return self._normalize(self.pool(self.feature_map(x, t, dropout_keys)))
+        check_image_size(x, self.config.image_size)
+        return normalized(self.pool(self.feature_map(x, t, dropout_keys)))
 
     def feature_map(self, x: Tensor, t: Tensor | None = None, dropout_keys: Tensor | None = None) -> Tensor:
         """What is pooled: [N, C, H, W] → [N, channels, H / divisor, W / divisor]. t: None = 0, of clean images."""
@@ -179,9 +179,68 @@ class NoisedClip(nn.Module):
         """``encode_text``, and the states of all tokens, [N, L, classifier_enc_attn_dim], as ``TextEncoder`` gives
         them."""
         states, summary = self.text_tower(tokens, mask, dropout_keys)
-        return self._normalize(summary), states
+        return normalized(summary), states
 
-    @staticmethod
-    def _normalize(features: Tensor) -> Tensor:
-        with autocast_disabled(features.device):
-            return F.normalize(features.float(), dim=-1)
+
+def check_image_size(images: Tensor, size: int) -> None:
+    """InputError for images of another size than the classifier's."""
+    if tuple(images.shape[2:]) != (size, size):
+        found = "×".join(map(str, reversed(images.shape[2:])))
+        raise InputError(f"the classifier takes images of {size}×{size} pixels (image_size), not of {found}")
+
+
+def normalized(features: Tensor) -> Tensor:
+    """float32 and L2-normalized, under autocast too."""
+    with autocast_disabled(features.device):
+        return F.normalize(features.float(), dim=-1)
+
+
+POOLS = ("attention", "adaptive", "spatial", "spatial_v2")
+HIDDEN = 2048  # channels of the MLP of spatial pools
+
+
+@settings
+class NoisyClassifierConfig:
+    """Classifier of classes"""
+
+    tower: UNetConfig = section(UNetConfig)
+    classes: int = option(1000, "number of classes", least=2, most=MAX_ROWS)
+    pool: str = option(
+        "attention",
+        "classification head: attention pooling; average pooling and a linear layer (adaptive); or average-pooled "
+        "feature maps of all layers and an MLP, with a group norm (spatial_v2) or without (spatial)",
+        choices=POOLS,
+    )
+
+
+class NoisyClassifier(nn.Module):
+    """The encoder half of the diffusion U-Net with a pool: log p(class | x_t) up to a constant."""
+
+    def __init__(self, config: NoisyClassifierConfig):
+        super().__init__()
+        self.config = config
+        self.tower = UNetEncoder(config.tower)
+        channels = self.tower.channels
+        kind = config.pool
+        self.norm = {"spatial": nn.Identity(), "spatial_v2": GroupNorm32(HIDDEN)}.get(kind) or GroupNorm32(channels)
+        if kind == "attention":
+            size = config.tower.image_size // config.tower.divisor
+            self.pool: nn.Module = AttentionPool(size, channels, config.tower.heads(channels), config.classes)
+        else:
+            is_spatial = kind != "adaptive"
+            self.hidden = nn.Linear(sum(self.tower.skip_channels) + channels, HIDDEN) if is_spatial else None
+            self.pool = nn.Linear(HIDDEN if is_spatial else channels, config.classes)
+        number_dropouts(self)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """x: [N, 3, image_size, image_size]; t: [N], steps of the original process. Returns logits [N, classes]
+        float32."""
+        h, skips, _ = self.tower(x, t, Conditioning())
+        if self.config.pool == "attention":
+            return self.pool(self.norm(h, silu=True)).float()
+        if self.hidden is None:
+            return self.pool(self.norm(h, silu=True).mean((2, 3))).float()
+        means = self.hidden(torch.cat([each.mean((2, 3)) for each in (*skips, h)], 1))
+        if self.config.pool == "spatial":
+            return self.pool(means.relu()).float()
+        return self.pool(self.norm(means[:, :, None, None], silu=True).flatten(1)).float()

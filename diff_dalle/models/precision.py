@@ -67,21 +67,17 @@ def full_precision_layers(network: nn.Module) -> set[nn.Module]:
     }
 
 
-def cast_weights(network: Module, dtype: torch.dtype) -> Module:
-    """Convert, once, the weights that autocast to ``dtype`` converts at every use, because it keeps no copies of frozen
-    ones: those of convolutions and linear layers. Returns the network, for use under the same autocast, with the same
+def for_inference(network: Module, precision: str) -> Module:
+    """Convert, once, the weights that ``autocast`` converts at every use, because it keeps no copies of frozen ones:
+    those of convolutions and linear layers. Returns the network, for use under the same autocast, with the same
     results.
 
     A module that computes without autocast names such layers in ``full_precision``: they stay as they are, as do norms,
     embeddings and other parameters.
     """
-    kept = full_precision_layers(network)
-    for module in network.modules():
-        if isinstance(module, (nn.Linear, nn.Conv2d)) and module not in kept:
-            module.to(dtype)
+    if precision in DTYPES:
+        kept = full_precision_layers(network)
+        for module in network.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)) and module not in kept:
+                module.to(DTYPES[precision])
     return network
-
-
-def for_inference(network: Module, precision: str) -> Module:
-    """A frozen network with its weights converted for use under ``autocast``, which would convert them at every use."""
-    return cast_weights(network, DTYPES[precision]) if precision in DTYPES else network

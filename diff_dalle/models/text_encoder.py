@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,35 +11,27 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..config import Fault, InputError, named, option, settings
-from ..config.bounds import MAX_BLOCKS, MAX_WIDTH
 from .attention import SelfAttention
 from .dropout import Dropout, number_dropouts
 from .layers import Linear
 from .norms import LayerNorm32
-
-
-def text_length_option() -> Any:
-    """The setting ``text_length`` of every network with a text encoder."""
-    return option(
-        48, "maximum caption length in tokens, start and end tokens included; longer captions are truncated", least=1
-    )
+from .options import blocks_option, text_length_option, width_option
 
 
 @settings
 class TextEncoderConfig:
     """Text encoder"""
 
-    enc_attn_dim: int = option(512, "width of the text encoder; 0 = text-unconditional", least=0, most=MAX_WIDTH)
-    enc_depth: int = option(6, "transformer layers of the text encoder", least=1, most=MAX_BLOCKS)
-    enc_heads: int = option(8, "attention heads of the text encoder", least=1, most=MAX_WIDTH)
+    enc_attn_dim: int = width_option(512, "width of the text encoder; 0 = text-unconditional", least=0)
+    enc_depth: int = blocks_option(6, "transformer layers of the text encoder")
+    enc_heads: int = width_option(8, "attention heads of the text encoder")
     text_length: int = text_length_option()
     dropout_text: float = option(0.0, "dropout rate in the text encoder", least=0, below=1)
-    enc_conv: int = option(
+    enc_conv: int = blocks_option(
         0,
         "width in tokens of a convolution before each layer of the text encoder, which joins neighboring words, such "
         "as a color and its object; 0 = none",
         least=0,
-        most=MAX_BLOCKS,
     )
     text_padding: str = option(
         "masked",
@@ -72,6 +63,8 @@ class TextBlock(nn.Module):
     With ``conv`` above 0 a convolution over so many tokens comes first. Attention alone is slow to learn which words
     belong together: for thousands of steps small generators draw the words of a caption in any combination.
     """
+
+    is_block = True  # see ``units``
 
     def __init__(self, width: int, heads: int, drop: float, depth: int, conv: int = 0):
         super().__init__()

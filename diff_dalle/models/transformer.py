@@ -10,18 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..batch import Conditioning
-from ..config import Fault, InputError, faults_of, named, option, settings
-from ..config.bounds import MAX_BLOCKS, MAX_WIDTH
+from ..config import Fault, faults_of, named, option, settings
 from ..randomness import splitmix64
 from .attention import themselves
 from .dropout import number_dropouts
 from .layers import to_image, to_tokens, zero_init
+from .options import blocks_option, width_option
 from .precision import autocast_disabled
-from .token_functions import modulated_norm
-from .transformer_blocks import SIGNALS, TransformerBlock, turns
+from .transformer_blocks import SIGNALS, TransformerBlock, modulated_norm, turns
 from .unet import Embedded, UNetConfig, check_control
 
-NETWORKS = ("unet", "transformer")
 IN_TRANSFORMER = ("network", "transformer")
 ROUTED = ("route_share",)
 
@@ -33,30 +31,27 @@ class DenoiserConfig(UNetConfig):
     network: str = option(
         "unet",
         "architecture: the U-Net, or a transformer on patches of patch_size pixels (JiT), whose width is num_channels",
-        choices=NETWORKS,
+        choices=("unet", "transformer"),
     )
-    depth: int = option(12, "blocks of the transformer", least=1, needs=IN_TRANSFORMER, most=MAX_BLOCKS)
-    separate_blocks: int = option(
+    depth: int = blocks_option(12, "blocks of the transformer", needs=IN_TRANSFORMER)
+    separate_blocks: int = blocks_option(
         0,
         "number of first transformer blocks with separate weights for image and text tokens (MM-DiT); later ones share",
         least=0,
         needs=IN_TRANSFORMER,
-        most=MAX_BLOCKS,
     )
-    patch_channels: int = option(
+    patch_channels: int = width_option(
         0,
         "bottleneck channels of the transformer's patch embedding; 0 = none (JiT: 128)",
         least=0,
         needs=IN_TRANSFORMER,
-        most=MAX_WIDTH,
     )
-    position_patches: int = option(
+    position_patches: int = width_option(
         0,
         "patches per side for which the transformer's positions were trained: other image sizes are rescaled to it, "
         "by the geometric mean of both sides; 0 = not rescaled",
         least=0,
         needs=IN_TRANSFORMER,
-        most=MAX_WIDTH,
     )
 
     route_share: float = option(
@@ -67,13 +62,12 @@ class DenoiserConfig(UNetConfig):
         below=1,
         needs=IN_TRANSFORMER,
     )
-    route_blocks: tuple[int, ...] = option(
+    route_blocks: tuple[int, ...] = blocks_option(
         (),
         "FIRST,END of the blocks they skip, counted from 0, END excluded; empty = all but the first 2 and the last 4",
         least=0,
         length=2,
         needs=ROUTED,
-        most=MAX_BLOCKS,
     )
     route_until: float = option(
         1.0,
@@ -125,13 +119,11 @@ class DenoiserConfig(UNetConfig):
         levels = 1 if self.is_transformer else self.levels
         return self.patch_size * 2 ** (levels - 1)  # not the property of super(), which torch.compile cannot trace
 
-    def check_size(self, height: int, width: int) -> None:
+    @property
+    def _divisor_rule(self) -> str:
         if not self.is_transformer:
-            super().check_size(height, width)
-        elif height % self.patch_size or width % self.patch_size:
-            size = f"{height}" if height == width else f"{width}×{height}"
-            rule = f"is {size}, but must be a multiple of {named('patch_size')} ({self.patch_size}); change one of them"
-            raise InputError(Fault("image_size", rule))
+            return super()._divisor_rule
+        return f"{named('patch_size')} ({self.patch_size}); change one of them"
 
 
 class Route:
@@ -285,7 +277,7 @@ class Transformer(nn.Module):
     Arguments: see ``UNetEncoder``.
     """
 
-    full_precision = ("out_modulation", "out", "pixel_conv")  # see ``cast_weights``
+    full_precision = ("out_modulation", "out", "pixel_conv")  # see ``for_inference``
 
     def __init__(
         self,

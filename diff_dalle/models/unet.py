@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..config import Fault, InputError, faults_of, named, option, quantity, settings
-from ..config.bounds import MAX_BLOCKS, MAX_FACTOR, MAX_ROWS, MAX_SIDE, MAX_WIDTH
+from ..config.bounds import MAX_FACTOR, MAX_ROWS, MAX_SIDE
 from .attention import AttentionBlock
 from .dropout import number_dropouts
 from .layers import Downsample, ResBlock, Upsample, timestep_embedding, zero_init
 from .norms import GroupNorm32
+from .options import blocks_option, width_option
 from .precision import autocast_disabled
 
 # Guided-Diffusion's channel multipliers by resolution of the first feature map; those below 64 are Improved Diffusion's
@@ -41,9 +42,9 @@ class UNetConfig:
         least=1,
         most=MAX_SIZE,
     )
-    num_channels: int = option(128, "base channels: those of a level with multiplier 1", least=4, most=MAX_WIDTH)
-    num_res_blocks: int = option(
-        2, "residual blocks per level of the encoder; the decoder has one more", least=1, needs=IN_UNET, most=MAX_BLOCKS
+    num_channels: int = width_option(128, "base channels: those of a level with multiplier 1", least=4)
+    num_res_blocks: int = blocks_option(
+        2, "residual blocks per level of the encoder; the decoder has one more", needs=IN_UNET
     )
     channel_mult: tuple[float, ...] = option(
         (),
@@ -59,16 +60,14 @@ class UNetConfig:
         needs=IN_UNET,
         most=MAX_SIDE,
     )
-    num_heads: int = option(4, "attention heads", least=1, most=MAX_WIDTH)
-    num_head_channels: int = option(
+    num_heads: int = width_option(4, "attention heads")
+    num_head_channels: int = width_option(
         -1,
         "channels per attention head, overrides num_heads; -1 = use num_heads",
-        least=1,
         besides=(-1,),
-        most=MAX_WIDTH,
     )
-    num_heads_upsample: int = option(
-        -1, "attention heads of the decoder; -1 = num_heads", least=1, besides=(-1,), needs=IN_UNET, most=MAX_WIDTH
+    num_heads_upsample: int = width_option(
+        -1, "attention heads of the decoder; -1 = num_heads", besides=(-1,), needs=IN_UNET
     )
     use_scale_shift_norm: bool = option(
         True,
@@ -98,11 +97,10 @@ class UNetConfig:
     patch_size: int = option(
         1, "patch size in pixels: space-to-depth at the input, depth-to-space at the output", least=1, most=MAX_SIDE
     )
-    output_conv: int = option(
+    output_conv: int = width_option(
         0,
         "channels per pixel of a final 3×3 convolution across patch borders, against seams; 0 = no such layer",
         least=0,
-        most=MAX_WIDTH,
     )
 
     def faults(self) -> Iterator[Fault]:
@@ -151,11 +149,14 @@ class UNetConfig:
         """InputError unless height and width are multiples of ``divisor``."""
         if height % self.divisor or width % self.divisor:
             size = f"{height}" if height == width else f"{width}×{height}"
-            rule = (
-                f"is {size}, but must be a multiple of {self.divisor} ({named('patch_size')} {self.patch_size}, "
-                f"{self.levels} levels); change it, or give {named('channel_mult')} fewer levels"
-            )
-            raise InputError(Fault("image_size", rule))
+            raise InputError(Fault("image_size", f"is {size}, but must be a multiple of {self._divisor_rule}"))
+
+    @property
+    def _divisor_rule(self) -> str:
+        return (
+            f"{self.divisor} ({named('patch_size')} {self.patch_size}, {self.levels} levels); change it, or give "
+            f"{named('channel_mult')} fewer levels"
+        )
 
     def has_attention(self, level: int) -> bool:
         """Whether one of ``attention_resolutions`` selects this level, at ``image_size``."""
@@ -224,7 +225,7 @@ class Embedded(nn.Module):
     cond_emb:   embedding of further conditions, cond → [N, emb_width]; None = no further conditions.
     """
 
-    full_precision: tuple[str, ...] = ("time_emb", "text_emb", "cond_emb")  # see ``cast_weights``
+    full_precision: tuple[str, ...] = ("time_emb", "text_emb", "cond_emb")  # see ``for_inference``
 
     def __init__(self, config: UNetConfig, text_width: int, cond_emb: nn.Module | None):
         super().__init__()
@@ -315,7 +316,7 @@ class UNetEncoder(Embedded):
 class UNet(nn.Module):
     """The full U-Net, a denoiser whose output is 0 at initialization. Arguments: see ``UNetEncoder``."""
 
-    full_precision = ("out_conv", "pixel_conv")  # see ``cast_weights``
+    full_precision = ("out_conv", "pixel_conv")  # see ``for_inference``
     middle_block = "encoder.middle"  # a dotted name; see ``tasks.alignment``
 
     def __init__(

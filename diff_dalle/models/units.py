@@ -1,91 +1,84 @@
 """Which parts of a network are gathered together when its weights are sharded over processes, and compiled together.
 
-To make another network shardable: an entry in ``UNITS``.
+Both are the modules whose class says ``is_block``; what is left of the network is gathered as a whole. A network can be
+sharded if its class has ``entries``: the methods beside ``forward`` by which others run it. None of them may be called
+inside ``forward``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..config import InputError, named
 from ..distributed.sharding import Parts
-from . import attention, layers, text_encoder, transformer_blocks
-from .adapters import control_backbones
-from .adapters.latent_controlnet import LatentControlNet
-from .adapters.unet_controlnet import UnetControlNet
-from .decoder import attention as decoder_attention
-from .decoder import blocks as decoder_blocks
-from .decoder.unet import DecoderUnet
-from .generator import Generator
-from .latent import blocks as latent_blocks
-from .latent import stage_a
-from .latent.unet import LatentUnet
-from .noised_clip import NoisedClip
-from .norms import GroupNorm32, LayerNorm32
+from . import kernels
+from .adapters.lora import Adapted
 from .precision import full_precision_layers
-from .projector import Projector
+
+GRAPHS = 256  # of a kind of block: one for each shape, with and without gradient
 
 
-@dataclass(frozen=True)
-class Units:
-    """How a network is sharded.
+def _is_block(module: nn.Module) -> bool:
+    return getattr(module, "is_block", False)
 
-    blocks:  classes of the modules that are gathered one by one; the rest of the network is gathered as a whole.
-    methods: the methods beside ``forward`` by which others run it. None of them may be called inside ``forward``.
+
+def parts_of(network: nn.Module, half: torch.dtype | None) -> Parts:
+    """A network's modules as they are gathered. half: the dtype of autocast, None without it. InputError for a network
+    that cannot be sharded.
+
+    Autocast computes the same from weights that are gathered in its dtype, except in the layers that it spares, and in
+    those whose class says ``in_fp32``.
     """
-
-    blocks: tuple[type[nn.Module], ...]
-    methods: tuple[str, ...] = ()
-
-
-_UNET = (layers.ResBlock, attention.AttentionBlock, text_encoder.TextBlock)
-_PIXEL = (*_UNET, transformer_blocks.TransformerBlock)
-_LATENT = (latent_blocks.ConvBlock, latent_blocks.AttentionBlock, latent_blocks.FeedForward, text_encoder.TextBlock)
-_DECODER = (decoder_blocks.ResidualBlock, decoder_attention.OverPositions)
-
-_NORMS = (
-    GroupNorm32,
-    LayerNorm32,
-    latent_blocks.GlobalResponseNorm,
-    transformer_blocks.Modulation,
-    transformer_blocks.TurnedNorm,
-)
-
-UNITS: dict[type[nn.Module], Units] = {
-    Generator: Units(_PIXEL, ("encode_text",)),
-    NoisedClip: Units(_UNET, ("encode_image", "encode_text")),
-    DecoderUnet: Units(_DECODER, ("encode_text",)),
-    LatentUnet: Units(_LATENT, ("encode_text",)),
-    UnetControlNet: Units(_PIXEL, ("encode",)),
-    Projector: Units(()),
-    LatentControlNet: Units((control_backbones.Residual,), ("encode",)),  # the other backbones are small
-}
-
-#: What torch.compile captures, too: a graph for each of them.
-BLOCKS = (*dict.fromkeys(block for units in UNITS.values() for block in units.blocks), stage_a.GatedBlock)
-
-
-def units_of(network: nn.Module) -> Units:
-    """The entry of a network. InputError for one that cannot be sharded."""
-    found = next((UNITS[each] for each in type(network).__mro__ if each in UNITS), None)
-    if found is None:
+    entries = getattr(type(network), "entries", None)
+    if entries is None:
         raise InputError(
             f"a {type(network).__name__} is not made of blocks that can be gathered one by one, so its weights cannot "
             f"be sharded: set {named('parallel')} ddp, with which each process has all of them"
         )
-    return found
+    full = full_precision_layers(network) | {each for each in network.modules() if getattr(each, "in_fp32", False)}
+    return Parts([each for each in network.modules() if _is_block(each)], full, entries, half)
 
 
-def parts_of(network: nn.Module, half: torch.dtype | None) -> Parts:
-    """A network's modules as they are gathered. half: the dtype of autocast, None without it.
+def is_compiled(setting: bool | None, device: torch.device) -> bool:
+    """Whether networks are compiled on a device where the setting says so; None = on CUDA, if Triton is there."""
+    return kernels.run_on(device) if setting is None else setting
 
-    Autocast computes the same from weights that are gathered in its dtype, except in the layers that it spares.
+
+def compile_training(network: nn.Module, backend: str = "inductor", dynamic: bool | None = False) -> None:
+    """Compile the forward passes of a network's blocks, each as one graph, at their first calls in training. Blocks of
+    one kind that differ in their weights only share a graph.
+
+    dynamic: as of ``torch.compile``; None where the sizes of images vary.
+
+    Evaluation and previews, whose sizes and conditions differ, run as before: compiling them for each would take longer
+    than running them. A block that cannot be captured as one graph raises torch's error, which says where it breaks.
     """
-    units = units_of(network)
-    full = full_precision_layers(network)
-    full |= {each for each in network.modules() if isinstance(each, _NORMS)}
-    blocks = [each for each in network.modules() if isinstance(each, units.blocks)]
-    return Parts(blocks, full, units.methods, half)
+    import torch._dynamo
+
+    config: Any = torch._dynamo.config
+    config.recompile_limit = config.accumulated_recompile_limit = GRAPHS
+    compiled: dict[type[nn.Module], Callable[..., Any]] = {}
+    for block in _outermost(network.base if isinstance(network, Adapted) else network):
+        kind = type(block)
+        if kind not in compiled:
+            compiled[kind] = torch.compile(kind.forward, backend=backend, fullgraph=True, dynamic=dynamic)
+        block.forward = partial(_run, block, kind.forward, compiled[kind])
+
+
+def _outermost(network: nn.Module) -> Iterator[nn.Module]:
+    if _is_block(network):
+        yield network
+    else:
+        for child in network.children():
+            yield from _outermost(child)
+
+
+def _run(block: nn.Module, plain: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A frozen block is in evaluation mode, but has to pass gradients on."""
+    run = compiled if block.training or torch.is_grad_enabled() else plain
+    return run(block, *args, **kwargs)

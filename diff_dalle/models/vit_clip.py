@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..config import Fault, InputError, named, option, settings
-from ..config.bounds import MAX_BLOCKS, MAX_ROWS, MAX_SIDE, MAX_STEPS, MAX_WIDTH
+from ..config.bounds import MAX_ROWS, MAX_SIDE, MAX_STEPS
 from .layers import to_image, to_tokens
+from .noised_clip import check_image_size, normalized
 from .norms import LayerNorm32
-from .precision import autocast_disabled
+from .options import blocks_option, width_option
 from .text_encoder import TextBlock
 
 # Of pixels from 0 to 255 (Radford et al. 2021).
@@ -28,16 +28,14 @@ class VitClipConfig:
     image_size: int = option(64, "image resolution in pixels; it accepts no other", least=1, most=MAX_SIDE)
     patch_size: int = option(4, "patch size in pixels", least=1, most=MAX_SIDE)
     timesteps: int = option(1000, "noising steps of its training, each with an embedding", least=1, most=MAX_STEPS)
-    dim: int = option(512, "dimension of the joint embedding space", least=1, most=MAX_WIDTH)
-    image_width: int = option(768, "width of the image tower", least=1, most=MAX_WIDTH)
-    image_depth: int = option(12, "transformer layers of the image tower", least=1, most=MAX_BLOCKS)
-    image_heads: int = option(12, "attention heads of the image tower", least=1, most=MAX_WIDTH)
-    text_width: int = option(512, "width of the text tower", least=1, most=MAX_WIDTH)
-    text_depth: int = option(12, "transformer layers of the text tower", least=1, most=MAX_BLOCKS)
-    text_heads: int = option(8, "attention heads of the text tower", least=1, most=MAX_WIDTH)
-    text_length: int = option(
-        77, "maximum caption length in tokens, start and end tokens included", least=2, most=MAX_WIDTH
-    )
+    dim: int = width_option(512, "dimension of the joint embedding space")
+    image_width: int = width_option(768, "width of the image tower")
+    image_depth: int = blocks_option(12, "transformer layers of the image tower")
+    image_heads: int = width_option(12, "attention heads of the image tower")
+    text_width: int = width_option(512, "width of the text tower")
+    text_depth: int = blocks_option(12, "transformer layers of the text tower")
+    text_heads: int = width_option(8, "attention heads of the text tower")
+    text_length: int = width_option(77, "maximum caption length in tokens, start and end tokens included", least=2)
     token_rows: int = option(65536, "number of token embeddings, at least the vocabulary size", least=1, most=MAX_ROWS)
     logit_scale: float = option(100.0, "scale of the cosines", above=0)
 
@@ -124,11 +122,8 @@ class VitClip(nn.Module):
         x: [N, 3, image_size, image_size]; t: [N], steps of the original process, as for a denoiser.
         Returns [N, dim] float32, L2-normalized. Raises InputError for images of the wrong size.
         """
-        size = self.config.image_size
-        if tuple(x.shape[2:]) != (size, size):
-            found = "×".join(map(str, reversed(x.shape[2:])))
-            raise InputError(f"the classifier takes images of {size}×{size} pixels (image_size), not of {found}")
-        return _normalized(self.image_tower(x, t))
+        check_image_size(x, self.config.image_size)
+        return normalized(self.image_tower(x, t))
 
     def feature_map(self, x: Tensor) -> Tensor:
         """The states of the patches of clean images: [N, 3, image_size, image_size] → [N, image_width, h, w]."""
@@ -137,9 +132,4 @@ class VitClip(nn.Module):
 
     def encode_text(self, tokens: Tensor, mask: Tensor, dropout_keys: Tensor | None = None) -> Tensor:
         """Text features. tokens, mask: [N, L]. Returns [N, dim] float32, L2-normalized."""
-        return _normalized(self.text_tower(tokens, mask))
-
-
-def _normalized(features: Tensor) -> Tensor:
-    with autocast_disabled(features.device):
-        return F.normalize(features.float(), dim=-1)
+        return normalized(self.text_tower(tokens, mask))

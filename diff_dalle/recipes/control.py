@@ -21,8 +21,7 @@ from ..images.control_filters.contract import ControlFilter
 from ..images.control_filters.pictures import ReadyFilter
 from ..images.control_filters.table import ControlConfig
 from ..images.pixels import to_uint8
-from ..models.adapters.controlnet import ControlNet
-from ..models.adapters.unet_controlnet import UnetControlConfig
+from ..models.adapters.controlnet import ControlNet, UnetControlConfig
 from ..models.generator import GeneratorConfig
 from ..tasks.alignment import AlignmentConfig
 from ..tasks.control import BASE, ControlledDenoisingTask, control_of, pictures_of

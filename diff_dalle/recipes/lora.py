@@ -24,8 +24,7 @@ from ..data.spec import CaptionSpec
 from ..diffusion.losses import LOSSES, is_bound
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
-from ..models.adapters.adapted import Adapted
-from ..models.adapters.lora import RECIPES
+from ..models.adapters.lora import RECIPES, Adapted
 from ..tasks.imitation import Imitation
 from ..tasks.latent import LatentTask
 from ..text.tokenizer import Tokenizer

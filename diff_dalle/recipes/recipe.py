@@ -26,10 +26,9 @@ from ..distributed.parallel import build_shared
 from ..distributed.sharding import Parts, build_sharded, shard
 from ..distributed.world import World
 from ..embeddings.contract import Clip
-from ..models.compiling import compile_training, is_compiled
 from ..models.layers import to_channels_last
 from ..models.precision import DTYPES, training_precision
-from ..models.units import parts_of
+from ..models.units import compile_training, is_compiled, parts_of
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from ..tracking.trackers import TrackingConfig, check_trackers
 from ..training.loop import EVALUATION_SEED

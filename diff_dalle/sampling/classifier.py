@@ -25,8 +25,7 @@ from ..distributed.devices import use_device
 from ..distributed.world import SINGLE, World
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable
 from ..images.signal import Signal
-from ..models.noised_clip import NoisedClipConfig, classifier_flag
-from ..models.noisy_classifier import NoisyClassifierConfig
+from ..models.noised_clip import NoisedClipConfig, NoisyClassifierConfig, classifier_flag
 from ..models.precision import autocast, for_inference, resolve_precision
 from ..models.precision_names import PRECISIONS
 from ..randomness import Draw

@@ -23,8 +23,7 @@ from ..diffusion.tiling import Tiled
 from ..images.pixels import from_uint8
 from ..images.signal import LatentSignal
 from ..models.latent.config import LatentUnetConfig
-from ..models.latent.stage_b import StageBConfig
-from ..models.latent.stage_c import StageCConfig
+from ..models.latent.stages import StageBConfig, StageCConfig
 from .autoencoders import Autoencoder
 from .latent_clips import LatentClips, check_width
 from .request import Request

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from ..config import Fault, InputError, option, settings
 from ..config.bounds import MAX_SIDE, MAX_WIDTH
-from ..models.layers import to_tokens
+from ..models.layers import Linear, to_tokens
 from ..models.precision import autocast_disabled
-from ..models.projector import Projector
 from ..randomness import Draw
 
 ENCODER = "alignment"  # name of the companion
@@ -149,6 +148,20 @@ def find_block(network: nn.Module, name: str) -> nn.Module:
         rule = f"is {wanted}, whose output has tokens of the text too: name the block's map, in place of blocks maps"
         raise InputError(Fault("alignment_block", rule))
     return found
+
+
+class Projector(nn.Module):
+    """An MLP of three layers from a network's tokens [N, T, channels] to an encoder's features [N, T, out_channels]
+    (Yu et al. 2025, REPA, appendix A)."""
+
+    entries = ()  # see ``models.units``
+
+    def __init__(self, channels: int, width: int, out_channels: int):
+        super().__init__()
+        self.first, self.second, self.last = Linear(channels, width), Linear(width, width), Linear(width, out_channels)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.last(F.silu(self.second(F.silu(self.first(tokens)))))
 
 
 def make_projector(config: AlignmentConfig, channels: int, out_channels: int, seed: int) -> Projector:

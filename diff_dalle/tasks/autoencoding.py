@@ -15,8 +15,7 @@ from ..evaluation.fidelity import PSNR_CAP, psnr_uint8, ssim
 from ..images.grid import column_grid
 from ..images.pixels import to_uint8
 from ..models.latent.discriminator import Discriminator, DiscriminatorConfig, adversarial_loss, discriminator_loss
-from ..models.latent.quantizer import one_vector
-from ..models.latent.stage_a import Reconstruction, StageA
+from ..models.latent.stage_a import Reconstruction, StageA, one_vector
 from ..randomness import Draw
 from .calibration import Calibrating, calibration_rate, moments_text, sample_moments, usable
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..batch import Conditioning
 from ..data.mixed import are_prior
 from ..diffusion.diffusion_config import TrainingProcess
-from ..models.adapters.adapted import Adapted
+from ..models.adapters.lora import Adapted
 from ..randomness import Draw
 
 

@@ -15,7 +15,7 @@ from diff_dalle.batch import Conditioning
 from diff_dalle.models.latent.blocks import NORM_EPS, noise_embedding
 from diff_dalle.models.latent.conditions import ConditionTokens
 from diff_dalle.models.latent.config import LatentUnetConfig
-from diff_dalle.models.latent.stage_b import StageBConfig
+from diff_dalle.models.latent.stages import StageBConfig
 from diff_dalle.models.text_encoder import TextEncoder, encode_captions
 
 

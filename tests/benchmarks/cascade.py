@@ -10,8 +10,7 @@ from checkpoint_making import save_model
 
 from diff_dalle.diffusion.preview_config import PreviewConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.models.generator import GeneratorConfig
-from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.generator import GeneratorConfig, LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.recipes.generator import GeneratorRun

@@ -18,8 +18,8 @@ from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_bat
 from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.models import kernels
-from diff_dalle.models.compiling import compile_training
 from diff_dalle.models.precision import autocast, for_inference
+from diff_dalle.models.units import compile_training
 from diff_dalle.randomness import Draw
 from diff_dalle.training.optim_config import OptimConfig
 from diff_dalle.training.settings import TrainingConfig

@@ -23,15 +23,20 @@ from diff_dalle.diffusion.log_snr import LogSnrProcess
 from diff_dalle.diffusion.log_snr_config import LogSnrConfig
 from diff_dalle.diffusion.resample import ContrastiveConfig, DenoisingConfig
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig
 from diff_dalle.models.latent.config import LatentUnetConfig
-from diff_dalle.models.latent.probe import zero_inputs
-from diff_dalle.models.latent.stage_b import STAGE_B_SIZES, StageB, StageBConfig
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
+from diff_dalle.models.latent.stages import (
+    STAGE_B_SIZES,
+    STAGE_C_SIZES,
+    StageB,
+    StageBConfig,
+    StageC,
+    StageCConfig,
+    zero_inputs,
+)
 from diff_dalle.models.latent.unet import LatentUnet
 from diff_dalle.models.layers import to_channels_last
 from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
-from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.randomness import Draw

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.models.latent.config import LatentUnetConfig
-from diff_dalle.models.latent.probe import zero_inputs
-from diff_dalle.models.latent.stage_b import STAGE_B_SIZES, StageB, StageBConfig
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES, StageC
+from diff_dalle.models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageB, StageBConfig, StageC, zero_inputs
 from diff_dalle.models.layers import to_channels_last
 
 from .baseline_latent import BaselineLatentUnet

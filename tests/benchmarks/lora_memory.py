@@ -20,7 +20,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.training_kinds import parse_lora
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluation.report import markdown_table
-from diff_dalle.models.adapters.adapted import Adapted
+from diff_dalle.models.adapters.lora import Adapted
 from diff_dalle.models.cost import storage_key
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.recipes.planning.calibration import WARM_UP, Steps

@@ -14,9 +14,8 @@ from network_making import randomize
 from torch import Tensor
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig
 from diff_dalle.models.layers import ResBlock, to_channels_last
-from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.transformer import DenoiserConfig
 

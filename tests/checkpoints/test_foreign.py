@@ -15,8 +15,7 @@ from diff_dalle.checkpoints.foreign.structure import RELEASES, Structure, TextSt
 from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.config import InputError
 from diff_dalle.diffusion.editing import known_part
-from diff_dalle.models.generator import GeneratorConfig
-from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.generator import GeneratorConfig, LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 
 SIZE = 16

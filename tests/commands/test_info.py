@@ -42,8 +42,7 @@ from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.generator import Generator
 from diff_dalle.models.latent.semantic import SEMANTIC_SIZES
 from diff_dalle.models.latent.stage_a import STAGE_A_SIZES
-from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
+from diff_dalle.models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES
 from diff_dalle.models.layers import to_channels_last
 from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.recipes.planning.cost import IMAGES, NetworkCost, networks_of

@@ -14,7 +14,7 @@ from diff_dalle.checkpoints.lora_file import LoraAbout, write_lora
 from diff_dalle.commands.merge_lora import MergeConfig, merge_lora_files, merged_loras
 from diff_dalle.config import InputError
 from diff_dalle.embeddings.contract import weights_digest
-from diff_dalle.models.adapters.adapted import Adapted
+from diff_dalle.models.adapters.lora import Adapted
 from diff_dalle.text.trained_tokens import find_tokens, parse_token
 
 CPU = torch.device("cpu")

@@ -25,10 +25,9 @@ from diff_dalle.distributed.world import ALONE
 from diff_dalle.models.adapters.controlnet import ControlNet
 from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.generator import Generator
-from diff_dalle.models.latent.previewer import Previewer
+from diff_dalle.models.latent.semantic import Previewer
 from diff_dalle.models.latent.stage_a import StageA
-from diff_dalle.models.latent.stage_b import StageB
-from diff_dalle.models.latent.stage_c import StageC
+from diff_dalle.models.latent.stages import StageB, StageC
 from diff_dalle.recipes.generator import previews_of
 from diff_dalle.recipes.previewing import TRAINED, affordable
 from diff_dalle.recipes.train import train_recipe

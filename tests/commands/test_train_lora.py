@@ -22,7 +22,7 @@ from diff_dalle.commands.training_kinds import parse_lora
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.contract import weights_digest
-from diff_dalle.models.adapters.adapted import Adapted
+from diff_dalle.models.adapters.lora import Adapted
 from diff_dalle.sampling.lora import LoraNetwork, parse_lora_paths, with_loras
 from diff_dalle.worlds.shapes.scenes import ShapesConfig
 from diff_dalle.worlds.shapes.shards import write_shapes

@@ -71,7 +71,7 @@ def test_losses_are_those_of_one_process_and_memory_is_a_share(size, steps, case
 
 COMPILED = """
 from torch._dynamo.testing import CompileCounterWithBackend
-from diff_dalle.models.compiling import compile_training
+from diff_dalle.models.units import compile_training
 
 def compiled(network):
     compile_training(network, counter)

@@ -17,12 +17,11 @@ from torch import nn
 
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.models import kernels
-from diff_dalle.models.adapters.adapted import Adapted
-from diff_dalle.models.compiling import compile_training, is_compiled
+from diff_dalle.models.adapters.lora import Adapted
 from diff_dalle.models.dropout import Dropout, number_dropouts
-from diff_dalle.models.generator import Generator, GeneratorConfig
+from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig
 from diff_dalle.models.noised_clip import NoisedClip
-from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.units import compile_training, is_compiled
 from diff_dalle.recipes import recipe
 
 SMALL = replace(UNET, image_size=8, attention_resolutions=(4,), dropout=0.2)

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.models.attention import SelfAttention
-from diff_dalle.models.decoder.attention import LinearAttention, MultiQueryAttention
+from diff_dalle.models.decoder.blocks import LinearAttention, MultiQueryAttention
 from diff_dalle.models.decoder.config import DecoderUnetConfig
 from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.latent.blocks import JointAttention

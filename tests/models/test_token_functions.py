@@ -6,8 +6,7 @@ from network_making import seeded
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from diff_dalle.models.token_functions import EPS, modulated_norm, swiglu, turned_norm
-from diff_dalle.models.transformer_blocks import turns
+from diff_dalle.models.transformer_blocks import EPS, modulated_norm, swiglu, turned_norm, turns
 
 TURN = turns(seeded(5, 2, seed=7), 8)
 

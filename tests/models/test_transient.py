@@ -7,8 +7,7 @@ from torch import nn
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.models import norms
-from diff_dalle.models.layers import Downsample, ResBlock, Upsample, to_channels_last
-from diff_dalle.models.transient import Transient
+from diff_dalle.models.layers import Downsample, ResBlock, Transient, Upsample, to_channels_last
 
 KEYS = torch.tensor([5, -7])
 BLOCKS = {

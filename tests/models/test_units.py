@@ -6,11 +6,12 @@ from refusing import refused
 
 from diff_dalle.checkpoints.kinds import find_kind
 from diff_dalle.commands.info import parse_info
+from diff_dalle.models.adapters.controlnet import UnetControlConfig, UnetControlNet
 from diff_dalle.models.adapters.latent_controlnet import LatentControlConfig, LatentControlNet
-from diff_dalle.models.adapters.unet_controlnet import UnetControlConfig, UnetControlNet
-from diff_dalle.models.generator import Generator
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
-from diff_dalle.models.units import UNITS, parts_of, units_of
+from diff_dalle.models.attention import AttentionBlock
+from diff_dalle.models.latent.stages import STAGE_C_SIZES
+from diff_dalle.models.layers import ResBlock
+from diff_dalle.models.units import parts_of
 from diff_dalle.recipes.planning.cost import shapes_of
 
 PRESETS = (
@@ -41,7 +42,7 @@ def test_blocks_hold_nearly_all_and_are_small(preset):
         total = sum(each.numel() for each in network.parameters())
         assert sum(blocks) + rest == total
         assert rest <= 0.2 * total and max(blocks) <= 0.2 * total, (rest / total, max(blocks) / total)
-        assert all(callable(getattr(network, name)) for name in units_of(network).methods)
+        assert all(callable(getattr(network, name)) for name in parts_of(network, None).methods)
         found = parts_of(network, None).blocks
         inside = {id(each) for block in found for each in block.modules() if each is not block}
         assert not inside & set(map(id, found))
@@ -53,7 +54,7 @@ def test_a_controlnet_is_divided_as_the_encoder_that_it_copies():
     with torch.device("meta"):
         copy = UnetControlNet(UnetControlConfig(8), generator.config, 1)
         small, large = (LatentControlNet(LatentControlConfig((0,), name), base, 1) for name in ("simple", "large"))
-    expected = [each for each in generator.unet.encoder.modules() if isinstance(each, UNITS[Generator].blocks)]
+    expected = [each for each in generator.unet.encoder.modules() if isinstance(each, (ResBlock, AttentionBlock))]
     assert list(map(type, parts_of(copy, None).blocks)) == list(map(type, expected)) and len(expected) > 3
     assert list(map(len, (parts_of(small, None).blocks, parts_of(large, None).blocks))) == [0, 8]
 
@@ -62,5 +63,5 @@ def test_a_controlnet_is_divided_as_the_encoder_that_it_copies():
 def test_networks_without_blocks_are_refused(preset):
     (network,) = networks(preset)
     with refused("so its weights cannot be sharded: set parallel ddp"):
-        units_of(network)
+        parts_of(network, None)
     assert shapes_of(network) == []

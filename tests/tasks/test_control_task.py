@@ -12,8 +12,7 @@ from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.images.control_filters.table import ControlConfig
-from diff_dalle.models.adapters.controlnet import Controlled
-from diff_dalle.models.adapters.unet_controlnet import UnetControlConfig, UnetControlNet
+from diff_dalle.models.adapters.controlnet import Controlled, UnetControlConfig, UnetControlNet
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.control import BASE, SEED, ControlledDenoisingTask, control_of
 from diff_dalle.tasks.denoising import DenoisingTask

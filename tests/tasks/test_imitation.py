@@ -13,7 +13,7 @@ from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.log_snr import LogSnrProcess
 from diff_dalle.diffusion.log_snr_config import LogSnrConfig
 from diff_dalle.diffusion.resample import DenoisingConfig
-from diff_dalle.models.adapters.adapted import Adapted
+from diff_dalle.models.adapters.lora import Adapted
 from diff_dalle.models.text_encoder import TextEncoder, TextEncoderConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks import imitation

@@ -20,8 +20,7 @@ from diff_dalle.images.signal import LatentSignal
 from diff_dalle.models.latent.config import LatentTextConfig
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from diff_dalle.models.latent.stage_a import StageA, StageAConfig
-from diff_dalle.models.latent.stage_b import StageB, StageBConfig
-from diff_dalle.models.latent.stage_c import StageC, StageCConfig
+from diff_dalle.models.latent.stages import StageB, StageBConfig, StageC, StageCConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.latent import (
     IMAGE_CLIP,

@@ -21,8 +21,7 @@ from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.evaluation.fidelity import PSNR_CAP
 from diff_dalle.images.transforms import Window
-from diff_dalle.models.generator import Generator, GeneratorConfig
-from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.randomness import Draw

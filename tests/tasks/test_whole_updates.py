@@ -27,9 +27,8 @@ from diff_dalle.diffusion.augmentation import Degradation
 from diff_dalle.diffusion.log_snr_config import LogSnrConfig
 from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.distributed.world import SINGLE, World
-from diff_dalle.models.adapters.adapted import Adapted
-from diff_dalle.models.generator import Generator, GeneratorConfig
-from diff_dalle.models.super_resolution import LowResConfig
+from diff_dalle.models.adapters.lora import Adapted
+from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks import imitation
 from diff_dalle.tasks.decoding import DecodingTask

@@ -16,7 +16,7 @@ from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.run_folder import RunFolder
 from diff_dalle.distributed.world import SINGLE, World
-from diff_dalle.models.compiling import compile_training
+from diff_dalle.models.units import compile_training
 from diff_dalle.randomness import Draw
 from diff_dalle.recipes import recipe
 from diff_dalle.recipes.classifier import ClassifierRun

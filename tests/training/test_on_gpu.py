@@ -16,9 +16,9 @@ from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.distributed.devices import use_device
 from diff_dalle.distributed.world import SINGLE, ProcessInfo, World
 from diff_dalle.models import kernels
-from diff_dalle.models.compiling import compile_training
 from diff_dalle.models.layers import to_channels_last
 from diff_dalle.models.precision import autocast
+from diff_dalle.models.units import compile_training
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.denoising import DenoisingTask
 from diff_dalle.training.loop import TrainLoop

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...config import InputError, named, quantity, to_dict
 from ...diffusion.schedules import get_named_beta_schedule
-from ...models.decoder.attention import LinearAttention
+from ...models.decoder.blocks import LinearAttention
 from ...models.decoder.config import DecoderUnetConfig
 from ...models.decoder.unet import DecoderUnet
 from ..checkpoint import Identity, networks_content

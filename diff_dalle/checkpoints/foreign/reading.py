@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from ...config import InputError, named, to_dict
 from ...diffusion.diffusion_config import DiffusionConfig, NoiseConfig
 from ...diffusion.resample import DenoisingConfig
-from ...models.generator import GeneratorConfig
-from ...models.noised_clip import NoisedClipConfig
-from ...models.noisy_classifier import NoisyClassifierConfig
-from ...models.super_resolution import LowResConfig
+from ...models.generator import GeneratorConfig, LowResConfig
+from ...models.noised_clip import NoisedClipConfig, NoisyClassifierConfig
 from ...models.text_encoder import TextEncoderConfig
 from ...models.transformer import DenoiserConfig
 from ...models.unet import UNetConfig

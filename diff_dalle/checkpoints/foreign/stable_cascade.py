@@ -17,12 +17,10 @@ from torch import Tensor, nn
 
 from ...config import InputError, named, quantity, to_dict
 from ...images.control_filters.table import ControlConfig
-from ...models.adapters.control_backbones import BackboneConfig
-from ...models.adapters.latent_controlnet import LatentControlConfig
+from ...models.adapters.latent_controlnet import BackboneConfig, LatentControlConfig
 from ...models.adapters.lora import DOWN, UP, adaptable
 from ...models.latent.released import LAYOUTS, PREVIEWER, TORCHVISION, adapted_names, find_released
-from ...models.latent.stage_b import STAGE_B_SIZES
-from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
+from ...models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageC, StageCConfig
 from ...text.trained_tokens import TrainedTokens
 from ..checkpoint import Identity, file_content
 from ..controlnets import BaseRecord, StageCControlNetSettings
@@ -193,9 +191,9 @@ def lora_of(
             f"{path} adapts {quantity(count, 'module')}, but {', '.join(filters)} selects {len(selected)}: give the "
             f"{named('module_filters')} of its training to {command('lora', path)}"
         )
-    tensors, names = dict[str, Tensor](), adaptable(network)
+    tensors = dict[str, Tensor]()
     for k, module in enumerate(selected.values()):
-        weight = getattr(network.get_submodule(module), names[module])
+        weight = network.get_parameter(f"{module}.weight")
         down, up = (state.get(f"{_PAIRS}{k}.{each}") for each in (DOWN, UP))
         rank = 0 if down is None else len(down)
         fits = [tuple(each.shape) for each in (down, up) if each is not None]
@@ -210,7 +208,7 @@ def lora_of(
     if ids or tokens:
         tensors[DELTAS] = _deltas(state, ids, path, tokens)
     rank = next((len(value) for name, value in tensors.items() if name.endswith(DOWN)), 1)
-    same = {name for name in names if any(text in name for text in filters)} == set(selected.values())
+    same = {name for name in adaptable(network) if any(text in name for text in filters)} == set(selected.values())
     chosen = tuple(filters) if same else tuple(selected.values())
     about = LoraAbout("stage_c", "", base, rank, 1.0, chosen, train_tokens, clip)
     return Lora(path, about, tensors)
@@ -265,10 +263,10 @@ def lora_state(
     filters = next((each for each in options if {*_selected(network, each).values()} == own), None)
     if filters is None:
         raise InputError(f"{path} adapts modules that no module_filters of Stable Cascade select without others")
-    found, parameters = dict[str, Tensor](), adaptable(network)
+    found = dict[str, Tensor]()
     for k, name in enumerate(exact):
         module = names[name]
-        weight = getattr(network.get_submodule(module), parameters[module])
+        weight = network.get_parameter(f"{module}.weight")
         down = lora.pairs[f"{module}.{DOWN}"].view(about.rank, weight.shape[1], -1)
         if not torch.equal(down, down[:, :, :1].expand_as(down)):
             raise InputError(

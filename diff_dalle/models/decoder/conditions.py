@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from ...batch import Conditioning
 from ...config import InputError
+from ..generator import LEVEL_SCALE
 from ..layers import timestep_embedding
 from ..norms import LayerNorm32
 from ..precision import autocast_disabled
-from ..super_resolution import LEVEL_SCALE
 from .config import DecoderUnetConfig
 
 IMAGE_TOKENS, IMAGE_EMB, TEXT_TOKENS = "image_tokens", "image_emb", "text_tokens"  # in ``Conditioning.extra``
@@ -102,12 +102,10 @@ class Conditions(nn.Module):
     attended:                       whether any block outside the middle attends to the tokens.
     """
 
-    full_precision = ("time", "time_emb", "time_tokens", "image", "text", "level")  # see ``cast_weights``
+    full_precision = ("time", "time_emb", "time_tokens", "image", "text", "level")  # see ``for_inference``
 
     def __init__(self, config: DecoderUnetConfig, image_embedding: bool, low_res_level: bool, attended: bool):
         super().__init__()
-        if image_embedding and config.image_embed_dim is None:
-            raise InputError("the U-Net is conditioned on image embeddings, but image_embed_dim is none: set it")
         self.dim, width, tokens = config.dim, config.emb_width, config.token_width
         self.embedded = published_embedding if config.as_published else timestep_embedding
         self.time = nn.Linear(config.dim, width)

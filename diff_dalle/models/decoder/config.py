@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from ...config import Fault, InputError, named, option, quantity, settings
-from ...config.bounds import MAX_BLOCKS, MAX_FACTOR, MAX_KERNEL, MAX_WIDTH
+from ...config.bounds import MAX_FACTOR, MAX_KERNEL
+from ..options import blocks_option, width_option
 
 Value = TypeVar("Value", bool, int)
 
@@ -48,33 +49,29 @@ class DecoderUnetConfig:
         "lowres_noise_cond": (False, None),
     }
 
-    dim: int = option(
-        128, "base channels; the timestep vector has four times as many", required=True, least=2, most=MAX_WIDTH
-    )
+    dim: int = width_option(128, "base channels; the timestep vector has four times as many", required=True, least=2)
     dim_mults: tuple[int, ...] = option(
         (1, 2, 4, 8),
         "width of each stage as a multiple of dim; each stage has half the resolution of the one before",
         least=1,
         most=MAX_FACTOR,
     )
-    image_embed_dim: int | None = option(
-        None, "width of the image embedding; required by a U-Net that is conditioned on it", least=1, most=MAX_WIDTH
+    image_embed_dim: int | None = width_option(
+        None, "width of the image embedding; required by a U-Net that is conditioned on it"
     )
     cond_on_image_embeds: bool | None = option(
         None, "condition on the image embedding; none = the decoder's first U-Net only"
     )
-    text_embed_dim: int | None = option(
-        None, "width of the text encodings; required by cond_on_text_encodings", least=1, most=MAX_WIDTH
-    )
+    text_embed_dim: int | None = width_option(None, "width of the text encodings; required by cond_on_text_encodings")
     cond_on_text_encodings: bool | None = option(False, "condition on text encodings, in the middle blocks")
-    cond_dim: int | None = option(None, "width of the condition tokens; none = dim", least=1, most=MAX_WIDTH)
-    channels: int = option(3, "image channels: 3 = RGB, 1 = grayscale", least=1, most=MAX_WIDTH)
+    cond_dim: int | None = width_option(None, "width of the condition tokens; none = dim")
+    channels: int = width_option(3, "image channels: 3 = RGB, 1 = grayscale")
     self_attn: tuple[bool, ...] = option((False,), "self-attention over positions, of all stages or of each")
-    attn_dim_head: int = option(32, "channels per head of attention over positions", least=1, most=MAX_WIDTH)
-    attn_heads: int = option(16, "heads of attention over positions", least=1, most=MAX_WIDTH)
+    attn_dim_head: int = width_option(32, "channels per head of attention over positions")
+    attn_heads: int = width_option(16, "heads of attention over positions")
     init_cross_embed: bool = option(True, "input layer: parallel convolutions of several kernel sizes")
-    num_image_tokens: int = option(4, "condition tokens made from the image embedding", least=1, most=MAX_WIDTH)
-    num_time_tokens: int = option(2, "condition tokens made from the timestep", least=1, most=MAX_WIDTH)
+    num_image_tokens: int = width_option(4, "condition tokens made from the image embedding")
+    num_time_tokens: int = width_option(2, "condition tokens made from the timestep")
     self_cond: bool = option(False, "condition on the previous prediction (Chen et al. 2022)")
     sparse_attn: tuple[bool, ...] = option(
         (False,), "linear attention over positions where there is no self-attention, of all stages or of each"
@@ -82,28 +79,24 @@ class DecoderUnetConfig:
     cosine_sim_cross_attn: bool = option(False, "cosine similarity in attention to condition tokens")
     cosine_sim_self_attn: bool = option(False, "cosine similarity in self-attention")
     attend_at_middle: bool = option(True, "self-attention between the two middle blocks")
-    max_text_len: int = option(
-        256, "text tokens that the network sees; longer texts are cut, shorter ones padded", least=1, most=MAX_WIDTH
+    max_text_len: int = width_option(
+        256, "text tokens that the network sees; longer texts are cut, shorter ones padded"
     )
     add_image_embeds_to_time: bool = option(True, "add a projection of the image embedding to the timestep vector")
-    init_dim: int | None = option(None, "channels of the input layer; none = dim", least=1, most=MAX_WIDTH)
+    init_dim: int | None = width_option(None, "channels of the input layer; none = dim")
     init_conv_kernel_size: int = option(
         7, "kernel size of the input layer without init_cross_embed; odd", most=MAX_KERNEL
     )
     init_cross_embed_kernel_sizes: tuple[int, ...] = option(
         (3, 7, 15), "kernel sizes of the input layer with init_cross_embed; odd", most=MAX_KERNEL
     )
-    resnet_groups: tuple[int, ...] = option(
-        (8,), "groups of the group norms, of all stages or of each", least=1, most=MAX_WIDTH
-    )
+    resnet_groups: tuple[int, ...] = width_option((8,), "groups of the group norms, of all stages or of each")
     resnet_weight_standardization: bool = option(
         False, "standardize the weights of the residual blocks' convolutions (Qiao et al. 2019)"
     )
-    num_resnet_blocks: tuple[int, ...] = option(
+    num_resnet_blocks: tuple[int, ...] = blocks_option(
         (2,),
         "residual blocks with a skip connection, of all stages or of each; each stage has one more",
-        least=1,
-        most=MAX_BLOCKS,
     )
     cross_embed_downsample: bool = option(False, "downsample by parallel convolutions of several kernel sizes")
     cross_embed_downsample_kernel_sizes: tuple[int, ...] = option(

@@ -24,11 +24,19 @@ from torch.nn import functional as F
 
 from ...batch import SELF_COND, Conditioning
 from ...config import InputError
+from ..generator import resized
 from ..layers import zero_init
 from ..precision import autocast_disabled
-from ..super_resolution import resized
-from .attention import LinearAttention, MultiQueryAttention, NoAttention, OverPositions
-from .blocks import ConvNorm, CrossEmbed, PixelShuffle, ResidualBlock
+from .blocks import (
+    ConvNorm,
+    CrossEmbed,
+    LinearAttention,
+    MultiQueryAttention,
+    NoAttention,
+    OverPositions,
+    PixelShuffle,
+    ResidualBlock,
+)
 from .conditions import Conditions
 from .config import DecoderUnetConfig, Stage
 
@@ -158,7 +166,8 @@ class DecoderUnet(nn.Module):
     Conditions that the network was not built for are ignored.
     """
 
-    full_precision = ("out_conv",)  # see ``cast_weights``
+    entries = ("encode_text",)  # see ``units``
+    full_precision = ("out_conv",)  # see ``for_inference``
 
     def __init__(
         self,
@@ -169,8 +178,6 @@ class DecoderUnet(nn.Module):
         learned_variance: bool = False,
     ):
         super().__init__()
-        if low_res_level and not low_res:
-            raise InputError("low_res_level is the noise level of low_res, which this U-Net does not have")
         self.config, self.low_res, self.self_conditioned = config, low_res, config.self_cond
         build, stages, first = _Builder(config), config.stages, config.stages[0]
         self.conditions = Conditions(config, image_embedding, low_res_level, attended=len(stages) > 1)

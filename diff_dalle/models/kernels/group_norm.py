@@ -7,7 +7,7 @@ in every tile first, and then over the tiles in a fixed order, so that results d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -34,7 +34,7 @@ def _place(rows, channels, per_group, ROWS: tl.constexpr, CHANNELS: tl.constexpr
 
 
 @triton.jit
-def _moments(image, moments, rows, channels, tiles, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+def _moments(image, moments, rows, channels, tiles, per_group, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """Of every channel of a tile: the mean, and the sum of squared deviations from it. moments: [N, tiles, 2, C]."""
     place, inside, channel, exists, _, _ = _place(rows, channels, 1, ROWS, CHANNELS)
     x = tl.load(image + place, mask=inside, other=0.0).to(tl.float32)
@@ -108,7 +108,17 @@ def _statistics(
 
 @triton.jit
 def _apply(
-    image, factors, offsets, out, rows, channels, SILU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+    image,
+    factors,
+    offsets,
+    out,
+    rows,
+    channels,
+    tiles,
+    per_group,
+    SILU: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):
     """factor · image + offset, and a SiLU."""
     place, inside, _, exists, by_channel, _ = _place(rows, channels, 1, ROWS, CHANNELS)
@@ -121,13 +131,33 @@ def _apply(
 
 
 @triton.jit
-def _before_silu(x, g, factor, offset, SILU: tl.constexpr):
-    """The gradient at factor · x + offset, from the one at its SiLU."""
+def _before_silu(
+    image,
+    gradient,
+    means,
+    rstds,
+    factors,
+    offsets,
+    place,
+    inside,
+    exists,
+    by_channel,
+    by_group,
+    SILU: tl.constexpr,
+):
+    """Of a tile: the image less the mean of its group, and 1 / the standard deviation; the gradient at factor · image +
+    offset, from the one at its SiLU, and the factor."""
+    factor = tl.load(factors + by_channel, exists, other=0.0)[None, :]
+    offset = tl.load(offsets + by_channel, exists, other=0.0)[None, :]
+    mean = tl.load(means + by_group, exists, other=0.0)[None, :]
+    rstd = tl.load(rstds + by_group, exists, other=0.0)[None, :]
+    x = tl.load(image + place, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
     if SILU:
         y = x * factor + offset
         sigmoid = tl.sigmoid(y)
         g = g * sigmoid * (1 + y * (1 - sigmoid))
-    return g
+    return x - mean, rstd, g, factor
 
 
 @triton.jit
@@ -149,16 +179,12 @@ def _gradient_sums(
 ):
     """Of every channel of a tile: sums of the gradient, alone and times the normalized image: [N, tiles, 2, C]."""
     place, inside, channel, exists, by_channel, by_group = _place(rows, channels, per_group, ROWS, CHANNELS)
-    factor = tl.load(factors + by_channel, exists, other=0.0)[None, :]
-    offset = tl.load(offsets + by_channel, exists, other=0.0)[None, :]
-    mean = tl.load(means + by_group, exists, other=0.0)[None, :]
-    rstd = tl.load(rstds + by_group, exists, other=0.0)[None, :]
-    x = tl.load(image + place, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
-    g = _before_silu(x, g, factor, offset, SILU)
+    deviation, rstd, g, _ = _before_silu(
+        image, gradient, means, rstds, factors, offsets, place, inside, exists, by_channel, by_group, SILU
+    )
     out = sums + (tl.program_id(2).to(tl.int64) * tiles + tl.program_id(0)) * 2 * channels + channel
     tl.store(out, tl.sum(g, 0), mask=exists)
-    tl.store(out + channels, tl.sum(g * (x - mean) * rstd, 0), mask=exists)
+    tl.store(out + channels, tl.sum(g * deviation * rstd, 0), mask=exists)
 
 
 @triton.jit
@@ -224,6 +250,7 @@ def _input_gradient(
     out,
     rows,
     channels,
+    tiles,
     per_group,
     SILU: tl.constexpr,
     ROWS: tl.constexpr,
@@ -231,56 +258,40 @@ def _input_gradient(
 ):
     """The gradient at the image: without its mean and its projection on the normalized image, both over a group."""
     place, inside, _, exists, by_channel, by_group = _place(rows, channels, per_group, ROWS, CHANNELS)
-    factor = tl.load(factors + by_channel, exists, other=0.0)[None, :]
-    offset = tl.load(offsets + by_channel, exists, other=0.0)[None, :]
-    mean = tl.load(means + by_group, exists, other=0.0)[None, :]
-    rstd = tl.load(rstds + by_group, exists, other=0.0)[None, :]
+    deviation, rstd, g, factor = _before_silu(
+        image, gradient, means, rstds, factors, offsets, place, inside, exists, by_channel, by_group, SILU
+    )
     constant = tl.load(removed + by_group, exists, other=0.0)[None, :]
     slope = tl.load(projected + by_group, exists, other=0.0)[None, :]
-    x = tl.load(image + place, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
-    g = _before_silu(x, g, factor, offset, SILU)
-    tl.store(out + place, (g * factor - constant - (x - mean) * rstd * slope).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place, (g * factor - constant - deviation * rstd * slope).to(out.dtype.element_ty), mask=inside)
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """How an image [N, C, H, W] is divided among programs."""
+class _Launch:
+    """How an image [N, C, H, W] is divided among programs, for each tile of it or for each group of each sample.
 
-    samples: int
-    channels: int
-    rows: int
-    groups: int
+    sizes: what every kernel is told.
+    """
 
-    @property
-    def tiles(self) -> int:
-        return triton.cdiv(self.rows, ROWS)
+    def __init__(self, image: Tensor, groups: int):
+        self.samples, self.channels, self.groups = len(image), image.shape[1], groups
+        rows = image.shape[2:].numel()
+        tiles, per_group = triton.cdiv(rows, ROWS), self.channels // groups
+        self.sizes = {"rows": rows, "channels": self.channels, "tiles": tiles, "per_group": per_group}
 
-    @property
-    def tile(self) -> dict[str, int]:
-        return {"ROWS": ROWS, "CHANNELS": min(CHANNELS, triton.next_power_of_2(self.channels))}
+    def by_tile(self, kernel: Any, *tensors: Tensor, **constants: bool) -> None:
+        width = min(CHANNELS, triton.next_power_of_2(self.channels))
+        programs = self.sizes["tiles"], triton.cdiv(self.channels, width), self.samples
+        kernel[programs](*tensors, **self.sizes, **constants, ROWS=ROWS, CHANNELS=width)
 
-    @property
-    def per_group(self) -> int:
-        return self.channels // self.groups
+    def by_group(self, kernel: Any, *tensors: Tensor | None, **constants: float) -> None:
+        width = triton.next_power_of_2(self.sizes["per_group"])
+        tiles = min(triton.next_power_of_2(self.sizes["tiles"]), max(1, SUMMED // width))  # added up at once
+        programs = self.groups, self.samples
+        kernel[programs](*tensors, **self.sizes, **constants, TILES=tiles, CHANNELS=width)
 
-    @property
-    def group(self) -> dict[str, int]:
-        """The sizes of what a group's program adds up at once."""
-        channels = triton.next_power_of_2(self.per_group)
-        return {"TILES": min(triton.next_power_of_2(self.tiles), max(1, SUMMED // channels)), "CHANNELS": channels}
-
-    @property
-    def of_tiles(self) -> tuple[int, int, int]:
-        return self.tiles, triton.cdiv(self.channels, self.tile["CHANNELS"]), self.samples
-
-    @property
-    def of_groups(self) -> tuple[int, int]:
-        return self.groups, self.samples
-
-
-def _grid(image: Tensor, groups: int) -> _Grid:
-    return _Grid(image.shape[0], image.shape[1], image.shape[2:].numel(), groups)
+    def of_tiles(self, like: Tensor) -> Tensor:
+        """For two numbers of every channel of every tile."""
+        return like.new_empty((self.samples, self.sizes["tiles"], 2, self.channels))
 
 
 def statistics(
@@ -290,36 +301,21 @@ def statistics(
 
     image: [N, C, H, W], channels last and without gaps, as everywhere in this file; scale_shift: [N, 2 · C].
     """
-    grid = _grid(image, groups)
-    moments = weight.new_empty((grid.samples, grid.tiles, 2, grid.channels))
-    mean, rstd = weight.new_empty((2, grid.samples, groups))
-    factor, offset = weight.new_empty((2, grid.samples, grid.channels))
-    _moments[grid.of_tiles](image, moments, grid.rows, grid.channels, grid.tiles, **grid.tile)
-    _statistics[grid.of_groups](
-        moments,
-        weight,
-        bias,
-        scale_shift,
-        mean,
-        rstd,
-        factor,
-        offset,
-        grid.rows,
-        grid.channels,
-        grid.tiles,
-        grid.per_group,
-        eps,
-        SCALED=scale_shift is not None,
-        ROWS=ROWS,
-        **grid.group,
-    )
-    return mean, rstd, factor, offset
+    launch = _Launch(image, groups)
+    moments = launch.of_tiles(weight)
+    mean, rstd = weight.new_empty((2, len(image), groups))
+    factor, offset = weight.new_empty((2, *image.shape[:2]))
+    launch.by_tile(_moments, image, moments)
+    found = mean, rstd, factor, offset
+    scaled = scale_shift is not None
+    launch.by_group(_statistics, moments, weight, bias, scale_shift, *found, eps=eps, SCALED=scaled, ROWS=ROWS)
+    return found
 
 
 def apply(image: Tensor, factor: Tensor, offset: Tensor, silu: bool) -> Tensor:
     """factor · image + offset, and a SiLU."""
-    grid, out = _grid(image, 1), torch.empty_like(image)
-    _apply[grid.of_tiles](image, factor, offset, out, grid.rows, grid.channels, SILU=silu, **grid.tile)
+    out = torch.empty_like(image)
+    _Launch(image, 1).by_tile(_apply, image, factor, offset, out, SILU=silu)
     return out
 
 
@@ -336,60 +332,17 @@ def norm_gradients(
 
     gradient: at the output, like the image; found: what ``statistics`` returned.
     """
-    mean, rstd, factor, offset = found
-    grid = _grid(image, mean.shape[1])
-    sums = weight.new_empty((grid.samples, grid.tiles, 2, grid.channels))
-    _gradient_sums[grid.of_tiles](
-        image,
-        gradient,
-        mean,
-        rstd,
-        factor,
-        offset,
-        sums,
-        grid.rows,
-        grid.channels,
-        grid.tiles,
-        grid.per_group,
-        SILU=silu,
-        **grid.tile,
-    )
+    mean, rstd, *_ = found
+    launch = _Launch(image, mean.shape[1])
+    sums = launch.of_tiles(weight)
+    launch.by_tile(_gradient_sums, image, gradient, *found, sums, SILU=silu)
     removed, projected = torch.empty_like(mean), torch.empty_like(mean)
-    to_parameters = weight.new_empty((grid.samples, 2, grid.channels))
+    to_parameters = weight.new_empty((len(image), 2, image.shape[1]))
     to_scale_shift = None if scale_shift is None else torch.empty_like(scale_shift)
-    _group_gradients[grid.of_groups](
-        sums,
-        weight,
-        bias,
-        scale_shift,
-        rstd,
-        removed,
-        projected,
-        to_parameters,
-        to_scale_shift,
-        grid.rows,
-        grid.channels,
-        grid.tiles,
-        grid.per_group,
-        SCALED=scale_shift is not None,
-        **grid.group,
-    )
+    results = removed, projected, to_parameters, to_scale_shift
+    scaled = scale_shift is not None
+    launch.by_group(_group_gradients, sums, weight, bias, scale_shift, rstd, *results, SCALED=scaled)
     to_image = torch.empty_like(image)
-    _input_gradient[grid.of_tiles](
-        image,
-        gradient,
-        mean,
-        rstd,
-        factor,
-        offset,
-        removed,
-        projected,
-        to_image,
-        grid.rows,
-        grid.channels,
-        grid.per_group,
-        SILU=silu,
-        **grid.tile,
-    )
+    launch.by_tile(_input_gradient, image, gradient, *found, removed, projected, to_image, SILU=silu)
     to_weight, to_bias = to_parameters.sum(0)
     return to_image, to_weight, to_bias, to_scale_shift

@@ -62,10 +62,10 @@ def noise_embedding(t: Tensor, width: int) -> Tensor:
 
 
 class ChannelNorm(LayerNorm32):
-    """Layer norm over the channels of [N, C, H, W], without weights."""
+    """Layer norm over the channels of [N, C, H, W], usually without weights."""
 
-    def __init__(self, channels: int):
-        super().__init__(channels, NORM_EPS, elementwise_affine=False)
+    def __init__(self, channels: int, eps: float = NORM_EPS, elementwise_affine: bool = False):
+        super().__init__(channels, eps, elementwise_affine)
 
     def forward(self, input: Tensor) -> Tensor:
         return to_image(super().forward(to_tokens(input)), input.shape[2:])
@@ -94,6 +94,8 @@ class GlobalResponseNorm(nn.Module):
 
     Statistics are in fp32.
     """
+
+    in_fp32 = True  # see ``units.parts_of``
 
     def __init__(self, channels: int):
         super().__init__()
@@ -130,6 +132,8 @@ class ConvBlock(nn.Module):
     skip_channels: channels of the skip connection that is concatenated after the norm; 0 = none.
     """
 
+    is_block = True  # see ``units``
+
     def __init__(
         self, channels: int, skip_channels: int, kernel_size: int, dropout: float, branches: int, use_checkpoint: bool
     ):
@@ -154,6 +158,8 @@ class ConvBlock(nn.Module):
 
 class FeedForward(nn.Module):
     """F: layer norm and ``ResponseMlp``, with a shortcut."""
+
+    is_block = True  # see ``units``
 
     def __init__(self, channels: int, dropout: float, branches: int, use_checkpoint: bool):
         super().__init__()
@@ -195,6 +201,8 @@ class AttentionBlock(nn.Module):
     cond_width: width of the condition tokens; 0 = attention over positions alone.
     """
 
+    is_block = True  # see ``units``
+
     def __init__(self, channels: int, heads: int, cond_width: int, use_checkpoint: bool):
         super().__init__()
         self.use_checkpoint = use_checkpoint
@@ -218,7 +226,7 @@ class TimestepBlock(nn.Module):
     pooled_width: of the pooled text, which does too; 0 = it does not.
     """
 
-    full_precision = ("mappers", "text")  # see ``cast_weights``
+    full_precision = ("mappers", "text")  # see ``for_inference``
 
     def __init__(self, channels: int, time_width: int, conditions: int, pooled_width: int = 0):
         super().__init__()

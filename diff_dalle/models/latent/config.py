@@ -1,4 +1,4 @@
-"""Settings that stages B and C share. Lists of the way up begin at the deepest level."""
+"""Settings that stages B and C share, with the defaults of stage C. Lists of the way up begin at the deepest level."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...config import Fault, InputError, named, option, quantity, section, settings
-from ...config.bounds import MAX_BLOCKS, MAX_KERNEL, MAX_SIDE, MAX_WIDTH
+from ...config.bounds import MAX_KERNEL, MAX_SIDE, MAX_WIDTH
+from ..options import blocks_option, width_option
 from ..text_encoder import TextEncoderConfig
 
-LETTERS = {"C": "convolution", "A": "attention", "F": "feed-forward", "T": "timestep"}
+LETTERS = "CAFT"  # convolution, attention, feed-forward, timestep
 
 
 @settings
 class LatentTextConfig(TextEncoderConfig):
     """Text encoder"""
 
-    enc_attn_dim: int = option(
+    enc_attn_dim: int = width_option(
         0,
         "width of a text encoder trained with the network; 0 = a frozen CLIP encodes text",
         least=0,
-        most=MAX_WIDTH,
     )
-    text_length: int = option(
+    text_length: int = width_option(
         77,
         "length of captions in tokens, start and end tokens included; longer ones are truncated, shorter ones padded",
-        least=1,
-        most=MAX_WIDTH,
     )
 
 
@@ -35,31 +33,27 @@ class LatentTextConfig(TextEncoderConfig):
 class LatentUnetConfig:
     """Latent U-Net"""
 
-    channels: int = option(4, "channels of the latents", least=1, most=MAX_WIDTH)
+    channels: int = width_option(4, "channels of the latents")
     patch_size: int = option(
         1,
         "patch size in latent positions: space-to-depth at the input, depth-to-space at the end",
         least=1,
         most=MAX_SIDE,
     )
-    widths: tuple[int, ...] = option((320, 640), "channels of each level", least=1, most=MAX_WIDTH)
-    heads: tuple[int, ...] = option((0, 0), "attention heads of each level; 0 without attention", most=MAX_WIDTH)
+    widths: tuple[int, ...] = width_option((2048, 2048), "channels of each level")
+    heads: tuple[int, ...] = option((32, 32), "attention heads of each level; 0 without attention", most=MAX_WIDTH)
     levels: tuple[str, ...] = option(
-        ("CT", "CT"),
+        ("CTA", "CTA"),
         "layers of a block of each level: C convolution, T timestep, A attention, F feed-forward",
     )
-    down_blocks: tuple[int, ...] = option((2, 2), "blocks of each level on the way down", least=1, most=MAX_BLOCKS)
-    up_blocks: tuple[int, ...] = option(
-        (2, 2), "blocks of each level on the way up, deepest level first", least=1, most=MAX_BLOCKS
+    down_blocks: tuple[int, ...] = blocks_option((8, 24), "blocks of each level on the way down")
+    up_blocks: tuple[int, ...] = blocks_option((24, 8), "blocks of each level on the way up, deepest level first")
+    down_repeats: tuple[int, ...] = blocks_option(
+        (1, 1), "passes through each level on the way down, with the same weights"
     )
-    down_repeats: tuple[int, ...] = option(
-        (1, 1), "passes through each level on the way down, with the same weights", least=1, most=MAX_BLOCKS
-    )
-    up_repeats: tuple[int, ...] = option(
-        (1, 1), "passes through each level on the way up, deepest level first", least=1, most=MAX_BLOCKS
-    )
+    up_repeats: tuple[int, ...] = blocks_option((1, 1), "passes through each level on the way up, deepest level first")
     dropout: tuple[float, ...] = option(
-        (0.0, 0.0), "dropout rate in the blocks C and F of each level", least=0, below=1
+        (0.1, 0.1), "dropout rate in the blocks C and F of each level", least=0, below=1
     )
     kernel_size: int = option(3, "kernel size of the depthwise convolutions; odd", most=MAX_KERNEL)
     coordinates: bool = option(
@@ -70,23 +64,20 @@ class LatentUnetConfig:
     text_modulation: bool = option(
         False, "pooled text also scales and shifts channels in blocks T: small networks learn captions sooner"
     )
-    cond_width: int = option(1280, "width of the condition tokens", least=1, most=MAX_WIDTH)
-    vector_tokens: int = option(
-        4, "condition tokens made from each vector: pooled text, image embedding", least=1, most=MAX_WIDTH
-    )
-    time_width: int = option(
-        64, "width of the embeddings of the noise condition and of each micro-condition", least=2, most=MAX_WIDTH
+    cond_width: int = width_option(2048, "width of the condition tokens")
+    vector_tokens: int = width_option(4, "condition tokens made from each vector: pooled text, image embedding")
+    time_width: int = width_option(
+        64, "width of the embeddings of the noise condition and of each micro-condition", least=2
     )
     micro_conditions: tuple[str, ...] = option(
-        (), "names of scalar conditions in [0, 1], in addition to the noise; 0 where not given"
+        ("sca", "crp"), "names of scalar conditions in [0, 1], in addition to the noise; 0 where not given"
     )
     text: LatentTextConfig = section(LatentTextConfig)
-    pooled_width: int = option(
+    pooled_width: int = width_option(
         1280,
         "width of the CLIP's pooled text; 0 = not conditioned on it",
         needs=("enc_attn_dim", "0"),
         least=0,
-        most=MAX_WIDTH,
     )
     use_checkpoint: bool = option(
         False, "activation checkpointing: recompute activations in the backward pass to save memory", free=True
@@ -108,7 +99,7 @@ class LatentUnetConfig:
         if len(set(self.micro_conditions)) < len(self.micro_conditions):
             yield Fault("micro_conditions", f"is {', '.join(self.micro_conditions)}, but must not repeat a name")
         for level, (letters, width, heads) in enumerate(zip(self.levels, self.widths, self.heads, strict=False)):
-            if not letters or set(letters) - LETTERS.keys():
+            if not letters or set(letters) - set(LETTERS):
                 yield Fault("levels", f"has {letters!r}, but must be made of the letters {', '.join(LETTERS)}")
             elif level < self.depth - 1 and letters[0] != "C":
                 rule = "must begin with C above the deepest level: the skip connection ends there"

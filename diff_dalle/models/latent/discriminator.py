@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...config import InputError, named, option, settings
-from ...config.bounds import MAX_BLOCKS, MAX_WIDTH
+from ...config import InputError, named, settings
+from ..options import blocks_option, width_option
 from ..precision import autocast_disabled
 
 STARTING_ITERATIONS = 15  # of the power method at initialization
@@ -18,13 +18,12 @@ LEAK = 0.2  # slope of the leaky ReLUs
 class DiscriminatorConfig:
     """Discriminator"""
 
-    discriminator_depth: int = option(6, "convolutions; each halves the resolution", least=1, most=MAX_BLOCKS)
-    discriminator_width: int = option(
+    discriminator_depth: int = blocks_option(6, "convolutions; each halves the resolution")
+    discriminator_width: int = width_option(
         512,
         "channels of the last convolutions; the first have 1/8, 1/4 and 1/2 of them",
         least=8,
         multiple_of=8,
-        most=MAX_WIDTH,
     )
 
     @property
@@ -69,7 +68,7 @@ class Discriminator(nn.Module):
     There is no sigmoid at the end: the hinge losses need values beyond ±1.
     """
 
-    full_precision = ("out_conv",)  # see ``cast_weights``
+    full_precision = ("out_conv",)  # see ``for_inference``
 
     def __init__(self, config: DiscriminatorConfig):
         super().__init__()

@@ -19,8 +19,7 @@ from ..adapters.lora import adaptable
 from .config import LatentUnetConfig
 from .semantic import SemanticAutoencoder
 from .stage_a import StageA
-from .stage_b import StageB
-from .stage_c import StageC
+from .stages import StageB, StageC
 
 Rules = Sequence[tuple[str, str]]
 SHOWN = 3  # names in a message
@@ -73,16 +72,8 @@ _FUSED = ".in_proj_weight"
 #: The parts of stage C and of its blocks as they are defined there; those of the timestep blocks have our order.
 _ORDER = (
     *("clip_txt_mapper", "clip_txt_pooled_mapper", "clip_img_mapper", "embedding"),
-    *(
-        "down_blocks",
-        "down_downscalers",
-        "down_repeat_mappers",
-        "up_blocks",
-        "up_upscalers",
-        "up_repeat_mappers",
-        "clf",
-    ),
-    *("depthwise", "channelwise", "attention", "attn", "out_proj", "kv_mapper", "blocks"),
+    *("down_blocks", "down_downscalers", "down_repeat_mappers", "up_blocks", "up_upscalers", "up_repeat_mappers"),
+    *("clf", "depthwise", "channelwise", "attention", "attn", "out_proj", "kv_mapper", "blocks"),
 )
 
 
@@ -226,8 +217,8 @@ def adapted_names(network: StageC) -> dict[str, str]:
     as they are defined, and the projection of an attention's inputs after that of its output."""
     (layout,) = LAYOUTS["stage_c"]
     names, found = layout.names(network), dict[str, str]()
-    for module, parameter in adaptable(network).items():
-        theirs = names.get(f"{module}.{parameter}", "")
+    for module in adaptable(network):
+        theirs = names.get(f"{module}.weight", "")
         for ending in (".weight", _FUSED):
             if theirs.endswith(ending):
                 found[theirs.removesuffix(ending)] = module

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...config import Fault, InputError, named, option, settings
-from ...config.bounds import MAX_BLOCKS, MAX_SIDE, MAX_WIDTH
+from ...config.bounds import MAX_SIDE
+from ..dinov2 import IMAGENET_MEAN, IMAGENET_STD
+from ..norms import RunningNorm
+from ..options import blocks_option, width_option
+from ..precision import autocast_disabled
 from .blocks import ChannelNorm, Context, ConvBlock, Transition, xavier
-from .previewer import Previewer
-from .running_norm import RunningNorm
 
 BACKBONES = ("conv", "efficientnet_v2_s")
 STRIDES = (8, 16, 32)  # pixels per position
 PATCH = 4  # pixels on each side that become a position of the first feature map of ``ConvBackbone``
 EFFICIENTNET_CHANNELS = 1280
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of colors in [0, 1]
 
 
 @settings
@@ -33,23 +36,18 @@ class SemanticConfig:
         choices=BACKBONES,
     )
     stride: int = option(32, "pixels per position of the latents: 8, 16 or 32; efficientnet_v2_s: 32", most=MAX_SIDE)
-    semantic_channels: int = option(16, "channels of the latents", least=1, most=MAX_WIDTH)
-    encoder_width: int = option(
+    semantic_channels: int = width_option(16, "channels of the latents")
+    encoder_width: int = width_option(
         96,
         "channels of the encoder's first level, doubled at each further one",
         needs=("backbone", "conv"),
-        least=1,
-        most=MAX_WIDTH,
     )
-    encoder_blocks: int = option(
-        3, "blocks of each level of the encoder", needs=("backbone", "conv"), least=1, most=MAX_BLOCKS
-    )
-    previewer_width: int = option(
+    encoder_blocks: int = blocks_option(3, "blocks of each level of the encoder", needs=("backbone", "conv"))
+    previewer_width: int = width_option(
         512,
         "channels of the previewer at the latents' resolution; a multiple of 4",
         least=4,
         multiple_of=4,
-        most=MAX_WIDTH,
     )
     use_checkpoint: bool = option(
         False,
@@ -208,3 +206,46 @@ class SemanticAutoencoder(nn.Module):
         measured over ``encode``'s. Previews stay what they are."""
         self.latent_mean += self.latent_std * mean
         self.latent_std *= std
+
+
+class Previewer(nn.Module):
+    """Semantic latents [N, channels, h, w] → images [N, 3, 8 · h, 8 · w] in [-1, 1], not clipped.
+
+    width: channels at the latents' resolution; each doubling halves them, down to a quarter.
+    """
+
+    full_precision = ("out_conv",)  # see ``for_inference``
+
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        widths = (width, width // 2, width // 4, width // 4)
+        convs: list[nn.Module] = [nn.Conv2d(channels, width, 1), nn.Conv2d(width, width, 3, padding=1)]
+        for wide, narrow in itertools.pairwise(widths):
+            convs += [nn.ConvTranspose2d(wide, narrow, 2, stride=2), nn.Conv2d(narrow, narrow, 3, padding=1)]
+        self.convs = nn.ModuleList(convs)
+        self.norms = nn.ModuleList(RunningNorm(each) for each in widths for _ in range(2))
+        self.out_conv = nn.Conv2d(widths[-1], 3, 1)
+        if not self.out_conv.weight.is_meta:  # without values, torch would import its compiler
+            self._set_statistics(channels)
+
+    @torch.no_grad()
+    def _set_statistics(self, channels: int) -> None:
+        """Those of normal latents, layer after layer.
+
+        They stay. If they followed the training, those of each layer would be out of date as soon as those below it
+        moved: in our trials the loss then jumped by factors of ten.
+        """
+        h = torch.randn(8, channels, 8, 8)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            moments: list[Tensor] = []
+            h = F.gelu(conv(h))
+            norm(h, moments)
+            norm.update(moments[0])  # type: ignore[operator]  # a RunningNorm
+            h = norm(h)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        h = latents.contiguous(memory_format=torch.channels_last)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            h = norm(F.gelu(conv(h)))
+        with autocast_disabled(h.device):
+            return 2 * self.out_conv(h.float()) - 1  # released weights give [0, 1]

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...config import Fault, InputError, named, option, settings
-from ...config.bounds import MAX_BLOCKS, MAX_ROWS, MAX_WIDTH
+from ...config.bounds import MAX_ROWS
+from ...randomness import permutation
 from ..layers import Linear, recompute, to_image, to_tokens
+from ..norms import RunningNorm
+from ..options import blocks_option, width_option
 from ..precision import autocast_disabled
 from .blocks import ChannelNorm, xavier
-from .quantizer import Quantizer
-from .running_norm import RunningNorm
 
 MAX_LEVELS = 14  # of which 16,384 pixels are one position
 
@@ -25,9 +27,9 @@ class StageAConfig:
     """Stage A"""
 
     levels: int = option(2, "levels; the latents have 1 / 2^levels of the resolution", least=1, most=MAX_LEVELS)
-    width: int = option(384, "channels of the deepest level; half as many in each level above", least=1, most=MAX_WIDTH)
-    bottleneck_blocks: int = option(12, "residual blocks at the decoder's deepest level", least=1, most=MAX_BLOCKS)
-    latent_channels: int = option(4, "channels of the latents", least=1, most=MAX_WIDTH)
+    width: int = width_option(384, "channels of the deepest level; half as many in each level above")
+    bottleneck_blocks: int = blocks_option(12, "residual blocks at the decoder's deepest level")
+    latent_channels: int = width_option(4, "channels of the latents")
     codebook_size: int = option(8192, "entries of the codebook", least=1, most=MAX_ROWS)
     scale_factor: float = option(
         0.43,
@@ -64,6 +66,8 @@ STAGE_A_SIZES = {
 class GatedBlock(nn.Module):
     """A depthwise convolution and an MLP, each between scalar gates that are 0 at initialization, so that the block
     starts as the identity."""
+
+    is_block = True  # see ``units``
 
     def __init__(self, channels: int, use_checkpoint: bool):
         super().__init__()
@@ -103,7 +107,7 @@ class StageA(nn.Module):
     The latents are continuous. The codebook regularizes them in training, where a share of the samples is quantized.
     """
 
-    full_precision = ("out_conv",)  # see ``cast_weights``
+    full_precision = ("out_conv",)  # see ``for_inference``
     scale_factor: Tensor
 
     def __init__(self, config: StageAConfig):
@@ -177,3 +181,92 @@ class StageA(nn.Module):
             h = layer(h)
         with autocast_disabled(h.device):
             return 2 * F.pixel_shuffle(self.out_conv(h.float()), 2) - 1
+
+
+DISTANCES = 2**24  # that are computed at a time: 64 MiB
+USAGE_DECAY = 0.99  # of the running usage, per batch
+
+
+class Quantized(NamedTuple):
+    """vectors:    [N, D, h, w], the nearest entries; their gradient goes straight through to what was quantized.
+    indices:       [N, h, w] int64, the entries.
+    codebook_loss: [N], mean |entry - sg(z)|², which moves the entries.
+    commitment:    [N], mean |z - sg(entry)|², which moves the encoder."""
+
+    vectors: Tensor
+    indices: Tensor
+    codebook_loss: Tensor
+    commitment: Tensor
+
+
+class Quantizer(nn.Module):
+    """A codebook. ``usage`` [size]: how often each entry was chosen lately, 1 = as often as on average."""
+
+    usage: Tensor
+
+    def __init__(self, size: int, channels: int):
+        super().__init__()
+        self.codebook = nn.Embedding(size, channels)
+        nn.init.uniform_(self.codebook.weight, -1 / size, 1 / size)
+        self.register_buffer("usage", torch.ones(size))
+
+    @torch.no_grad()
+    def nearest(self, z: Tensor) -> Tensor:
+        """z: [N, D, h, w] → indices of the nearest entries [N, h, w]."""
+        vectors, entries = z.permute(0, 2, 3, 1).flatten(0, 2).float(), self.codebook.weight.float()
+        with autocast_disabled(z.device):
+            lengths, rows = entries.square().sum(1), max(DISTANCES // len(entries), 1)
+            # |z|² is the same for all entries.
+            found = [torch.addmm(lengths, part, entries.T, alpha=-2).argmin(1) for part in vectors.split(rows)]
+        return torch.cat(found).view(len(z), *z.shape[2:])
+
+    def entries(self, indices: Tensor) -> Tensor:
+        """[N, h, w] → [N, D, h, w]."""
+        return self.codebook(indices).permute(0, 3, 1, 2)
+
+    def forward(self, z: Tensor) -> Quantized:
+        """z: [N, D, h, w]."""
+        z = z.float()
+        indices = self.nearest(z)
+        entries = self.entries(indices)
+        codebook_loss, commitment = (
+            (a - b.detach()).square().flatten(1).mean(1) for a, b in ((entries, z), (z, entries))
+        )
+        return Quantized(z + (entries - z).detach(), indices, codebook_loss, commitment)
+
+    def counts(self, indices: Tensor) -> Tensor:
+        """How often each sample chose each entry: [N, h, w] → [N, size] float32."""
+        flat = indices.flatten(1)
+        return torch.zeros(len(flat), len(self.usage), device=flat.device).scatter_add_(
+            1, flat, torch.ones_like(flat, dtype=torch.float32)
+        )
+
+    @torch.no_grad()
+    def observe(self, counts: Tensor) -> None:
+        """Update ``usage`` by the counts [N, size] of a whole batch."""
+        total = counts.sum(0)
+        self.usage.lerp_(total * len(total) / total.sum(), 1 - USAGE_DECAY)
+
+    @torch.no_grad()
+    def revive(self, candidates: Tensor, least: float, seed: int, step: int) -> None:
+        """Replace the least used entries by vectors that the encoder gives, each by another.
+
+        candidates: [M, D], of the whole batch in order of position. At most M entries are replaced.
+        least:      entries with a lower usage are replaced; their usage begins anew at 1.
+        seed, step: of the run: which candidates are taken is a pure function of them.
+
+        The same on all processes for the same arguments.
+        """
+        count, entries = min(int((self.usage < least).sum()), len(candidates)), self.codebook.weight
+        taken = permutation(seed, f"codebook revival {step}", len(candidates))[:count].astype(np.int64)
+        dead = self.usage.argsort(stable=True)[:count]
+        entries[dead] = candidates[torch.from_numpy(taken).to(candidates.device)].to(entries.dtype)
+        self.usage[dead] = 1.0
+
+
+def one_vector(z: Tensor, where: Tensor) -> Tensor:
+    """One vector of each sample, a candidate for revival: z [N, D, h, w], where [N] in [0, 1), such as
+    ``draw.uniform``'s → [N, D] without gradient."""
+    vectors = z.detach().flatten(2)
+    position = (where * vectors.shape[2]).long().clamp(max=vectors.shape[2] - 1)
+    return vectors.gather(2, position[:, None, None].expand(-1, vectors.shape[1], 1)).squeeze(2)

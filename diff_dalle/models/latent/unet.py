@@ -50,7 +50,8 @@ class LatentUnet(nn.Module):
     deepest takes, in each pass, what the level had at the end of the way down.
     """
 
-    full_precision = ("out_conv",)  # see ``cast_weights``
+    entries = ("encode_text",)  # see ``units``
+    full_precision = ("out_conv",)  # see ``for_inference``
 
     def __init__(self, config: LatentUnetConfig, vocab_size: int = 0):
         super().__init__()

@@ -18,10 +18,9 @@ from ...diffusion.log_snr_config import LogSnrConfig
 from ...distributed.world import World
 from ...images.control_filters.contract import Materials
 from ...images.control_filters.table import ControlConfig
-from ...models.adapters.control_backbones import BACKBONES
-from ...models.adapters.latent_controlnet import LatentControlConfig, LatentControlNet
+from ...models.adapters.latent_controlnet import BACKBONES, LatentControlConfig, LatentControlNet
 from ...models.latent.semantic import SemanticAutoencoder
-from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
+from ...models.latent.stages import STAGE_C_SIZES, StageC, StageCConfig
 from ...tasks.control import BASE, ControlledStageCTask
 from ...tasks.latent import LatentTask
 from ...text.tokenizer import Tokenizer

@@ -23,8 +23,7 @@ from ...images.signal import LatentSignal
 from ...models.latent.config import LatentUnetConfig
 from ...models.latent.semantic import SemanticAutoencoder
 from ...models.latent.stage_a import StageA
-from ...models.latent.stage_b import STAGE_B_SIZES, StageB, StageBConfig
-from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
+from ...models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageB, StageBConfig, StageC, StageCConfig
 from ...tasks.joint import JointStageBTask
 from ...tasks.latent import (
     SEMANTIC,

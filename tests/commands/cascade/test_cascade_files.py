@@ -14,8 +14,7 @@ from diff_dalle.commands.training_kinds import parse_cascade
 from diff_dalle.distributed.launch import ProcessInfo
 from diff_dalle.distributed.sharding_config import ShardingConfig
 from diff_dalle.distributed.world import World
-from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
+from diff_dalle.models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES
 
 STAGE_B = [("stage_a_checkpoint_path", "a.pt"), ("effnet_checkpoint_path", "s.pt")]
 STAGE_C = [("effnet_checkpoint_path", "s.pt")]

@@ -22,8 +22,7 @@ from diff_dalle.distributed import devices
 from diff_dalle.distributed.rendezvous import ProcessInfo
 from diff_dalle.distributed.world import ALONE, World
 from diff_dalle.models.latent.stage_a import StageAConfig
-from diff_dalle.models.latent.stage_b import STAGE_B_SIZES
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES
+from diff_dalle.models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES
 from diff_dalle.recipes.train import train_recipe
 from diff_dalle.training.loop import Diverged, TrainLoop
 

@@ -33,8 +33,7 @@ from diff_dalle.distributed.world import ALONE
 from diff_dalle.models.latent import released
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from diff_dalle.models.latent.stage_a import StageA, StageAConfig
-from diff_dalle.models.latent.stage_b import StageB
-from diff_dalle.models.latent.stage_c import StageC
+from diff_dalle.models.latent.stages import StageB, StageC
 from diff_dalle.sampling.latent_clips import LatentClips
 from diff_dalle.sampling.latent_stages import Companions, ReconstructionStage, SemanticStage
 

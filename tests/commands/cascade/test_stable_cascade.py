@@ -27,7 +27,7 @@ from diff_dalle.config import InputError, to_dict
 from diff_dalle.models.latent.released import LAYOUTS
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from diff_dalle.models.latent.stage_a import StageAConfig
-from diff_dalle.models.latent.stage_c import StageC
+from diff_dalle.models.latent.stages import StageC
 from diff_dalle.sampling.lora import parse_lora_paths, with_loras
 
 CPU = torch.device("cpu")

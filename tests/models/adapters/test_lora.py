@@ -7,8 +7,7 @@ from refusing import refused
 from torch import nn
 from torch.testing import assert_close
 
-from diff_dalle.models.adapters.adapted import Adapted
-from diff_dalle.models.adapters.lora import add_low_rank, merge_low_rank, select_modules
+from diff_dalle.models.adapters.lora import Adapted, add_low_rank, merge_low_rank, select_modules
 from diff_dalle.models.noised_clip import NoisedClip, NoisedClipConfig
 from diff_dalle.training.optim import OptimConfig, build_optimizer
 
@@ -20,19 +19,18 @@ class Layers(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(6, 8)
-        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.words = nn.Conv1d(8, 8, 3, padding=1)
         self.point, self.conv = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
         self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
         self.up, self.norm = nn.ConvTranspose2d(8, 4, 2, stride=2), nn.LayerNorm(8)
 
     def forward(self, x):
         h = self.norm(self.linear(x))
-        h = h + self.attn(h, h, h, need_weights=False)[0]
-        h = h.transpose(1, 2).unflatten(2, (2, 2))
+        h = self.words(h.transpose(1, 2)).unflatten(2, (2, 2))
         return self.up(self.depthwise(self.conv(self.point(h))))
 
 
-NAMES = ["linear", "attn", "attn.out_proj", "point", "conv", "depthwise", "up"]
+NAMES = ["linear", "words", "point", "conv", "depthwise", "up"]
 INPUT = seeded(2, 4, 6, seed=1)
 
 

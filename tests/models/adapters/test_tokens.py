@@ -5,8 +5,7 @@ from network_making import randomize
 from refusing import refused
 from torch.testing import assert_close
 
-from diff_dalle.models.adapters.adapted import Adapted
-from diff_dalle.models.adapters.tokens import merge_tokens
+from diff_dalle.models.adapters.lora import Adapted, merge_tokens
 from diff_dalle.models.text_encoder import TextEncoder, TextEncoderConfig
 from diff_dalle.text.tokenizer import load_tokenizer
 from diff_dalle.text.trained_tokens import find_tokens, parse_token

@@ -10,8 +10,17 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from diff_dalle.models.cost import count_flops
-from diff_dalle.models.decoder.attention import LinearAttention, MultiQueryAttention, OverPositions, TokenAttention
-from diff_dalle.models.decoder.blocks import ConvNorm, CrossEmbed, PixelShuffle, ResidualBlock, StandardizedConv2d
+from diff_dalle.models.decoder.blocks import (
+    ConvNorm,
+    CrossEmbed,
+    LinearAttention,
+    MultiQueryAttention,
+    OverPositions,
+    PixelShuffle,
+    ResidualBlock,
+    StandardizedConv2d,
+    TokenAttention,
+)
 from diff_dalle.models.decoder.config import DecoderUnetConfig
 from diff_dalle.models.decoder.unet import _Builder
 

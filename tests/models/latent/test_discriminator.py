@@ -1,4 +1,4 @@
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,12 +99,6 @@ def test_hinge_losses():
     real, fake = (logits.view(2, 1, 1, 2) for logits in (real, fake))
     assert discriminator_loss(real, fake).tolist() == [(0.5 + 0.5) / 4, (3 + 3) / 4]
     assert adversarial_loss(fake).tolist() == [1.75, -0.5]
-
-
-@pytest.mark.parametrize("name", [field.name for field in fields(DiscriminatorConfig)])
-def test_every_setting_changes_the_network(name):
-    changed = replace(TINY, **{name: {"discriminator_depth": 2, "discriminator_width": 8}[name]})
-    assert [p.shape for p in make(changed).parameters()] != [p.shape for p in make().parameters()]
 
 
 def test_impossible_settings_are_refused():

@@ -5,9 +5,7 @@ import torch
 from latent_making import B, C, own_text
 
 from diff_dalle.models.cost import count_flops, peak_bytes
-from diff_dalle.models.latent.probe import zero_inputs
-from diff_dalle.models.latent.stage_b import StageB, StageBConfig
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES, StageC
+from diff_dalle.models.latent.stages import STAGE_C_SIZES, StageB, StageBConfig, StageC, zero_inputs
 from diff_dalle.models.layers import to_channels_last
 
 

@@ -3,8 +3,8 @@ import torch
 from network_making import seeded
 from torch.testing import assert_close
 
-from diff_dalle.models.latent import quantizer as module
-from diff_dalle.models.latent.quantizer import USAGE_DECAY, Quantizer, one_vector, revived
+from diff_dalle.models.latent import stage_a as module
+from diff_dalle.models.latent.stage_a import USAGE_DECAY, Quantizer, one_vector
 
 
 def vectors(n=3, size=(4, 5), seed=0):
@@ -80,32 +80,30 @@ def test_one_vector_of_each_sample():
     assert torch.equal(found, torch.stack([z[0, :, 0, 0], z[1, :, 2, 0], z[2, :, 3, 4]])) and not found.requires_grad
 
 
+def revived(usage, candidates, seed=1, step=7):
+    """A quantizer after a revival of entries that were 0."""
+    quantizer = Quantizer(len(usage), 2)
+    with torch.no_grad():
+        quantizer.codebook.weight.zero_()
+    quantizer.usage.copy_(usage)
+    quantizer.revive(candidates, 0.1, seed, step)
+    return quantizer.codebook.weight.detach(), quantizer.usage
+
+
 def test_revival_replaces_the_least_used_entries_by_different_vectors():
-    entries, usage = torch.zeros(5, 2), torch.tensor([0.5, 0.0, 3.0, 0.02, 0.01])
-    candidates = torch.arange(1.0, 9).view(4, 2)
-    found, counted, number = revived(entries, usage, candidates, 0.1, seed=1, step=7)
-    assert number == 3 and (counted[[1, 3, 4]] == 1).all() and torch.equal(counted[[0, 2]], usage[[0, 2]])
-    assert not found[[0, 2]].any() and not entries.any() and usage[1] == 0
+    usage, candidates = torch.tensor([0.5, 0.0, 3.0, 0.02, 0.01]), torch.arange(1.0, 9).view(4, 2)
+    found, counted = revived(usage, candidates)
+    assert (counted[[1, 3, 4]] == 1).all() and torch.equal(counted[[0, 2]], usage[[0, 2]]) and not found[[0, 2]].any()
     rows = [tuple(row) for row in found[[1, 3, 4]].tolist()]
     assert len(set(rows)) == 3 and set(rows) <= {tuple(row) for row in candidates.tolist()}
-    again = revived(entries, usage, candidates, 0.1, seed=1, step=7)
-    assert torch.equal(again[0], found)
-    others = [revived(entries, usage, candidates, 0.1, s, n)[0] for s, n in ((1, 8), (1, 9), (2, 7), (3, 7))]
+    assert torch.equal(revived(usage, candidates)[0], found)
+    others = [revived(usage, candidates, seed, step)[0] for seed, step in ((1, 8), (1, 9), (2, 7), (3, 7))]
     assert not all(torch.equal(other, found) for other in others[:2])
     assert not all(torch.equal(other, found) for other in others[2:])
 
 
 def test_revival_takes_no_more_than_there_are_candidates():
     usage = torch.tensor([0.03, 0.01, 0.02])
-    found, counted, number = revived(torch.zeros(3, 2), usage, torch.ones(2, 2), 0.1, 0, 0)
-    assert number == 2 and found.any(1).tolist() == [False, True, True] and counted[0] == usage[0]
-    assert revived(torch.zeros(3, 2), torch.ones(3), torch.ones(2, 2), 0.1, 0, 0)[2] == 0
-
-
-def test_a_quantizer_revives_its_own_entries():
-    quantizer = make(3)
-    quantizer.usage.copy_(torch.tensor([1.0, 0.0, 2.0]))
-    kept = quantizer.codebook.weight[[0, 2]].clone()
-    assert quantizer.revive(torch.full((2, 2), 9.0), 0.1, 0, 0) == 1
-    assert quantizer.codebook.weight[1].tolist() == [9, 9] and quantizer.usage.tolist() == [1, 1, 2]
-    assert torch.equal(quantizer.codebook.weight[[0, 2]], kept) and quantizer.codebook.weight.requires_grad
+    found, counted = revived(usage, torch.ones(2, 2))
+    assert found.any(1).tolist() == [False, True, True] and counted[0] == usage[0]
+    assert not revived(torch.ones(3), torch.ones(2, 2))[0].any()

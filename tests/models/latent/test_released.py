@@ -17,11 +17,10 @@ from released_making import (
     stand_in_torchvision,
 )
 
-from diff_dalle.models.latent import released
+from diff_dalle.models.latent.released import LAYOUTS
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from diff_dalle.models.latent.stage_a import STAGE_A_SIZES, StageA, StageAConfig
-from diff_dalle.models.latent.stage_b import STAGE_B_SIZES, StageB
-from diff_dalle.models.latent.stage_c import STAGE_C_SIZES, StageC
+from diff_dalle.models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageB, StageC
 
 TINY_A = StageAConfig(levels=3, width=12, bottleneck_blocks=2, latent_channels=3, codebook_size=20)
 
@@ -95,23 +94,22 @@ PAIRS = {
     },
 }  # fmt: skip
 MAKE = {
-    "stage_b": (lambda: StageB(B), stage_b(B), released.LAYOUTS["stage_b"][0].read, []),
-    "stage_c": (lambda: StageC(C), stage_c(C), released.LAYOUTS["stage_c"][0].read, []),
-    "stage_a": (
-        lambda: StageA(TINY_A),
-        stage_a(TINY_A),
-        released.LAYOUTS["stage_a"][0].read,
-        ["scale_factor", "quantizer.usage"],
-    ),
+    "stage_b": (lambda: StageB(B), stage_b(B), []),
+    "stage_c": (lambda: StageC(C), stage_c(C), []),
+    "stage_a": (lambda: StageA(TINY_A), stage_a(TINY_A), ["scale_factor", "quantizer.usage"]),
 }
+
+
+def read(kind, network, file, layout=0):
+    return LAYOUTS[kind][layout].read(network, file)
 
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("name", MAKE)
 def test_every_tensor_finds_its_place(name, nested):
-    build, shapes, convert, kept = MAKE[name]
+    build, shapes, kept = MAKE[name]
     network, file = build(), file_of(shapes)
-    found = convert(network, {"state_dict": file} if nested else file)
+    found = read(name, network, {"state_dict": file} if nested else file)
     assert found.unused == [] and sorted(found.kept) == sorted(kept) and len(found.state) == len(file)
     own = network.state_dict()
     assert all(value.dtype == own[each].dtype for each, value in found.state.items())
@@ -124,7 +122,7 @@ def test_every_tensor_finds_its_place(name, nested):
 
 def test_stage_a_has_its_batches_counted():
     network = StageA(TINY_A)
-    network.load_state_dict(released.LAYOUTS["stage_a"][0].read(network, file_of(stage_a(TINY_A))).state, strict=False)
+    network.load_state_dict(read("stage_a", network, file_of(stage_a(TINY_A))).state, strict=False)
     assert network.norm.num_batches_tracked == 7
 
 
@@ -132,8 +130,8 @@ def test_stage_a_has_its_batches_counted():
 def test_semantic_encoder_and_previewer_come_from_two_files():
     network, encoder, preview = semantic(), file_of(ENCODER), file_of(previewer(5, 8), seed=1)
     parts = [
-        released.LAYOUTS["semantic"][0].read(network, encoder),
-        released.LAYOUTS["semantic"][1].read(network, preview),
+        read("semantic", network, encoder),
+        read("semantic", network, preview, 1),
     ]
     assert all(part.unused == [] for part in parts)
     assert len(parts[0].state) == len(encoder) and len(parts[1].state) == len(preview)
@@ -160,7 +158,7 @@ def test_weights_of_torchvision_itself():
     """The projection and the previewer are still to be trained."""
     network = semantic()
     file = file_of({f"features.{name}": shape for name, shape in BACKBONE.items()} | layer("classifier.1", 3, 1280))
-    found = released.LAYOUTS["semantic"][2].read(network, file)
+    found = read("semantic", network, file, 2)
     assert found.unused == ["classifier.1.weight", "classifier.1.bias"]
     own = {"mapper", "norm", "previewer", "latent_mean", "latent_std", "backbone"}
     assert {name.split(".")[0] for name in found.kept} == own
@@ -170,24 +168,24 @@ def test_weights_of_torchvision_itself():
 
 
 @pytest.mark.parametrize(
-    ("stage", "config", "shapes", "convert", "parameters"),
+    ("stage", "config", "shapes", "kind", "parameters"),
     [
-        (StageC, STAGE_C_SIZES["3.6B"], stage_c, released.LAYOUTS["stage_c"][0].read, 3_589_103_632),
-        (StageC, STAGE_C_SIZES["1B"], stage_c, released.LAYOUTS["stage_c"][0].read, 1_030_785_040),
-        (StageB, STAGE_B_SIZES["3B"], stage_b, released.LAYOUTS["stage_b"][0].read, 1_562_941_136),
-        (StageB, STAGE_B_SIZES["700M"], stage_b, released.LAYOUTS["stage_b"][0].read, 699_471_248),
-        (StageA, STAGE_A_SIZES["released"], stage_a, released.LAYOUTS["stage_a"][0].read, 18_406_894),
+        (StageC, STAGE_C_SIZES["3.6B"], stage_c, "stage_c", 3_589_103_632),
+        (StageC, STAGE_C_SIZES["1B"], stage_c, "stage_c", 1_030_785_040),
+        (StageB, STAGE_B_SIZES["3B"], stage_b, "stage_b", 1_562_941_136),
+        (StageB, STAGE_B_SIZES["700M"], stage_b, "stage_b", 699_471_248),
+        (StageA, STAGE_A_SIZES["released"], stage_a, "stage_a", 18_406_894),
     ],
     ids=["C 3.6B", "C 1B", "B 3B", "B 700M", "A"],
 )
-def test_the_released_sizes(stage, config, shapes, convert, parameters):
+def test_the_released_sizes(stage, config, shapes, kind, parameters):
     """Names and shapes agree at full width."""
     with torch.device("meta"):
         network = stage(config)
         file = {name: torch.empty(shape) for name, shape in shapes(config).items()}
     buffers = ("running", "tracked")
     assert sum(v.numel() for name, v in file.items() if not any(each in name for each in buffers)) == parameters
-    assert convert(network, file).unused == []
+    assert read(kind, network, file).unused == []
 
 
 # ----------------------------------------------------------------------------------------------------------- mismatches
@@ -197,7 +195,7 @@ def test_what_is_left_is_reported_and_what_is_own_is_kept():
     """A text encoder of our own, and a path that this network does not have."""
     config = own_text(C)
     network = StageC(config, VOCABULARY)
-    found = released.LAYOUTS["stage_c"][0].read(network, file_of(stage_c(config) | {"controlnet.x": (3,)}))
+    found = read("stage_c", network, file_of(stage_c(config) | {"controlnet.x": (3,)}))
     assert found.unused == ["controlnet.x"]
     assert set(found.kept) == {name for name in network.state_dict() if name.startswith("text_encoder.")}
     assert network.load_state_dict(found.state, strict=False).missing_keys == found.kept
@@ -206,17 +204,17 @@ def test_what_is_left_is_reported_and_what_is_own_is_kept():
 def test_other_networks_are_refused():
     shapes = stage_c(C)
     with refused(r"clip_img_mapper.weight has the shape \[20, 6\] in .* is \[20, 9\]"):
-        released.LAYOUTS["stage_c"][0].read(StageC(type(C)(**{**vars(C), "image_width": 9})), file_of(shapes))
+        read("stage_c", StageC(type(C)(**{**vars(C), "image_width": 9})), file_of(shapes))
     short = {name: shape for name, shape in shapes.items() if not name.startswith("clf.")}
     with refused(r"lacks 2 tensors of the network \(clf.1.weight, clf.1.bias\)"):
-        released.LAYOUTS["stage_c"][0].read(StageC(C), file_of(short))
+        read("stage_c", StageC(C), file_of(short))
     with refused(r"lacks \d+ tensors of the network \(.*, …\)"):
-        released.LAYOUTS["stage_b"][0].read(StageB(B), file_of(stage_a(TINY_A)))
+        read("stage_b", StageB(B), file_of(stage_a(TINY_A)))
 
 
 def test_nothing_is_changed_by_converting():
     network, file = StageC(C), file_of(stage_c(C), torch.float32)
     names, before = list(file), {name: value.clone() for name, value in network.state_dict().items()}
-    released.LAYOUTS["stage_c"][0].read(network, file)
+    read("stage_c", network, file)
     assert list(file) == names
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())

@@ -3,7 +3,7 @@ from network_making import seeded
 from torch import nn
 from torch.testing import assert_close
 
-from diff_dalle.models.latent.running_norm import MOMENTUM, RunningNorm
+from diff_dalle.models.norms import MOMENTUM, RunningNorm
 
 
 def batch(n=6, seed=0, channels=4):
