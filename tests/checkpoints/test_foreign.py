@@ -228,7 +228,7 @@ def test_no_two_releases_have_one_structure():
             {"pooled": 3},
             {},
             {"image_size": 32},
-            "positional_embedding of shape .64, 65., which does not fit a network with image_size 32",
+            "positional_embedding of shape .64, 65., which does not fit a network of Guided-Diffusion with image_size 32",
         ),
         ({"inputs": 6}, {}, {}, "by small_size"),
         ({"inputs": 10}, {}, {}, "by small_size"),

@@ -171,7 +171,7 @@ def test_what_is_not_both_halves_is_refused(folder, tmp_path):
         "has no blocks.output.f.w|shapes of no noised CLIP": {"blocks.output.f.w": None},
         "has no blocks.output.ln.g": {"blocks.output.ln.g": None},
         "has an extra more": {"more": torch.zeros(3)},
-        "f_mlp.f_1.b in a shape": {"blocks.block_0.f_mlp.f_1.b": torch.zeros(3)},
+        "f_mlp.f_1.b of shape": {"blocks.block_0.f_mlp.f_1.b": torch.zeros(3)},
         "an odd blocks.output.ln.b": {"blocks.output.ln.b": torch.zeros(24, dtype=torch.int64)},
     }
     for message, changed in odd.items():

@@ -150,8 +150,8 @@ def test_what_does_not_fit_is_refused(tmp_path, settings):
         (unets[1].state_dict(), {}, "holds one U-Net of 2: say by unet which one"),
         (unets[1].state_dict(), {"unet": 2}, "unet is 2, but must be from 0 to 1"),
         (plain, {"unet": 0}, "unet is 0, but must be left out"),
-        ({**plain, "unets.0.more.weight": torch.zeros(1)}, {}, "has an extra more.weight of unet0"),
-        ({**plain, "unets.1.to_out.bias": torch.zeros(4)}, {}, r"has \(4,\) for to_out.bias of unet1"),
+        ({**plain, "unets.0.more.weight": torch.zeros(1)}, {}, "has an extra more.weight, which does not belong to unet0"),
+        ({**plain, "unets.1.to_out.bias": torch.zeros(4)}, {}, r"has to_out.bias of shape \(4,\), which does not fit unet1 with the settings of decoder_config: give the file"),
     ):
         with pytest.raises(InputError, match=message):
             converted(tmp_path, content, settings, **flags)

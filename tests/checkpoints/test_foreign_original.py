@@ -127,7 +127,7 @@ def test_what_shapes_do_not_tell_must_be_said():
 def test_damaged_checkpoints_are_refused():
     state = CASES["generator"].file
     for name, value, message in (
-        ("extra", torch.ones(2), "has an extra extra, which networks of Diff-DALLE lack"),
+        ("extra", torch.ones(2), "has an extra extra, which does not belong to a network of Diff-DALLE"),
         ("text_encoder.pos_enc.pe", torch.ones(1, 3, 32), "has text_encoder.pos_enc.pe of shape"),
         ("middle_block.1.attn2.adjust_kv_dim.weight", torch.ones(2, 2), "adjust_kv_dim.weight of shape"),
     ):
