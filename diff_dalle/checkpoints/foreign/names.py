@@ -218,8 +218,8 @@ def give_weights(weights: Iterable[Weight], network: nn.Module, path: str, proje
             kept = weight.take(given).to(value)
             if not torch.equal(kept, value if weight.other else given):
                 raise InputError(
-                    f"{path} has values in {weight.own} that the layout of {project} cannot hold: it was trained on, or "
-                    "did not come from there"
+                    f"{path} has values in {weight.own} that the layout of {project} cannot hold: it was trained on, "
+                    "or did not come from there"
                 )
         if weight.other:
             parts = [found[weight.other], given] if weight.other in found else [given.contiguous()]

@@ -91,8 +91,8 @@ def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] |
     release = find_release(structure)
     if release is None and not {"image_size", "noise_schedule"} <= set(given):
         raise InputError(
-            f"{path} has the layout of {_project(structure.original)}, but the shapes of none of the published networks: run "
-            f"diff-dalle convert --model_path {path} with what they do not tell ({FLAGS})"
+            f"{path} has the layout of {_project(structure.original)}, but the shapes of none of the published "
+            f"networks: run diff-dalle convert --model_path {path} with what they do not tell ({FLAGS})"
         )
     if structure.image_channels == LATENTS:
         raise InputError(
