@@ -3,13 +3,11 @@
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from decoder_making import TEXT_UNET, UNET, WIDTH, identity, make_decoder, make_network, save_decoder, save_unet
+from decoder_making import TEXT_UNET, UNET, identity, make_decoder, make_network, save_decoder, save_unet
 from refusing import refused
 
-import diff_dalle
 from diff_dalle.checkpoints.assembling import SHARED, TRAINING_ONLY, USED_BY, assemble
 from diff_dalle.checkpoints.checkpoint import load_file, save_file
 from diff_dalle.checkpoints.decoder import ClipConfig, DecoderConfig
@@ -74,10 +72,6 @@ def test_unets_trained_in_runs_of_their_own(tmp_path, save):
         trained = replace(other.diffusion, vb_loss_weight=stage.diffusion.vb_loss_weight)
         assert trained == stage.diffusion
         assert replace(other.degradation, blur_prob=stage.degradation.blur_prob) == stage.degradation
-    embeddings = np.random.default_rng(0).normal(size=(2, WIDTH)).astype(np.float32)
-    whole, parts = diff_dalle.load(str(tmp_path / "decoder.pt"), "cpu"), diff_dalle.load(paths, "cpu")
-    images = [pipeline.sample(embeddings=embeddings, progress=False) for pipeline in (whole, parts)]
-    assert np.array_equal(*images) and images[0].shape == (2, 32, 32, 3)
 
 
 @pytest.mark.parametrize(

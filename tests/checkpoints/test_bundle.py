@@ -86,11 +86,6 @@ def test_a_run_is_restored_byte_for_byte(tmp_path):
     assert contents(tmp_path / "newer") == after
 
 
-def test_a_bundle_is_plain_data(path):
-    content = torch.load(path, weights_only=True)
-    assert set(content) == {"bundle", "files"} and content["files"]["run.json"].dtype is torch.uint8
-
-
 def test_a_folder_with_a_run_is_left_alone(path, tmp_path):
     before = contents(tmp_path / "run")
     with refused("has a run already"):

@@ -1,4 +1,5 @@
-"""Checkpoints of Improved Diffusion, Guided-Diffusion and GLIDE: what they compute here and there."""
+"""Checkpoints of Improved Diffusion, Guided-Diffusion, GLIDE and the original Diff-DALLE: what they compute here and
+there."""
 
 import dataclasses
 from dataclasses import replace
@@ -6,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from network_making import UNET, relative
+from original import Original
 from others import Other
 from refusing import refused
 
@@ -20,8 +22,10 @@ from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 
 SIZE = 16
-GIVEN = {"image_size": SIZE, "num_head_channels": 16, "noise_schedule": "cosine"}
-TEXT = (40, 6, 32, 2, 4)
+LENGTH, END = 7, 39  # of captions of Diff-DALLE, and their last token
+GIVEN = {"image_size": SIZE, "num_head_channels": 16, "noise_schedule": "cosine", "text_length": LENGTH}
+TEXT = (END + 1, 6, 32, 2, 4)
+ORIGINAL_TEXT = (END + 1, LENGTH, 32, 2, 2)
 UPSAMPLERS, INPAINTING = (6, 10), (7, 10)  # input channels
 CASES = {
     "unconditional": {},
@@ -49,6 +53,17 @@ CASES = {
     "spatial pool with a norm": dict(pooled=7, pool="spatial_v2", mults=(1, 2, 2), attention=(False, True, True)),
     "heads of the decoder": dict(head_channels=32, upsample_head_channels=16, mults=(1, 1), attention=(False, True)),
 }
+ORIGINALS = {
+    "original": dict(text=ORIGINAL_TEXT),
+    "original with equal widths": dict(text=(END + 1, LENGTH, 64, 1, 4), attention=(True, True)),
+    "original without text": {},
+    "original upsampler": dict(inputs=6, outputs=3),
+    "original upsampler with text": dict(inputs=6, text=ORIGINAL_TEXT, updown=False, blocks=2),
+    "original classifier": dict(pooled=32, text=ORIGINAL_TEXT),
+    "deep original classifier": dict(
+        pooled=32, text=ORIGINAL_TEXT, mults=(1, 1, 2), attention=(False, True, True), final_size=4
+    ),
+}
 
 
 def given(other):
@@ -60,15 +75,28 @@ def given(other):
     return flags | ({"enc_heads": other.text[4]} if other.text else {})
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request):
-    """A network of theirs, what is found of it, and ours."""
-    other = Other(**CASES[request.param])
-    found = recognize(other.state, "theirs.pt", given(other))
-    content = content_of(found, other.state, "theirs.pt")
-    network = find_kind(content["kind"]).read(content["config"]).build(TEXT[0]).eval()
+def network_of(other):
+    content = content_of(recognize(other.file, "theirs.pt", given(other)), other.file, "theirs.pt")
+    vocabulary = "clip" if isinstance(other, Original) else "gpt2"
+    assert content["tokenizer"] == (f"{vocabulary}-{END + 1}" if other.text else None)
+    network = find_kind(content["kind"]).read(content["config"]).build(END + 1).eval()
     load_weights(network, content, "theirs.pt")
-    return other, found, network
+    return network
+
+
+@pytest.fixture(scope="module", params=[*CASES, *ORIGINALS])
+def case(request):
+    """A network of theirs, and ours."""
+    name = request.param
+    other = Original(**ORIGINALS[name]) if name in ORIGINALS else Other(**CASES[name])
+    return other, network_of(other)
+
+
+def captions():
+    """Of Diff-DALLE, and ours without the last positions, which hold nothing."""
+    tokens = torch.zeros(2, LENGTH, dtype=torch.long)
+    tokens[0, :5], tokens[1, :2] = torch.tensor([38, 3, 17, 5, END]), torch.tensor([38, END])
+    return tokens, tokens[:, :5], tokens[:, :5] > 0
 
 
 def inputs(other, n=2):
@@ -86,7 +114,10 @@ def inputs(other, n=2):
         low_res, none = torch.randn(n, 3, SIZE // 4, SIZE // 4, generator=generator), torch.zeros(n)
         theirs["low_res"] = ours["low_res"] = low_res
         ours |= {"low_res_level": none, "low_res_blur": none}
-    if other.text:
+    if other.text and isinstance(other, Original):
+        theirs["tokens"], ours["tokens"], ours["mask"] = captions()
+        theirs["mask"] = theirs["tokens"] > 0
+    elif other.text:
         theirs["tokens"] = torch.randint(TEXT[0], (n, TEXT[1]), generator=generator)
         theirs["mask"] = torch.arange(TEXT[1]) < torch.tensor([[4], [0]])  # the second one has no caption
         first = torch.ones(n, 1, dtype=torch.bool)
@@ -97,17 +128,25 @@ def inputs(other, n=2):
 
 @torch.no_grad()
 def test_the_function_is_theirs(case):
-    other, _, network = case
+    other, network = case
     x, t, theirs, cond = inputs(other)
-    ours = network(x, t) if other.pooled else network(x, t, cond)
-    assert relative(ours, other(x, t, **theirs)) < 1e-5
+    if other.pooled and other.text:
+        assert relative(network.encode_image(x, t), other.encode_image(x, t)) < 1e-5
+        assert relative(network.encode_text(cond.tokens, cond.mask), other.encode_text(theirs["tokens"])) < 1e-5
+        assert network.scale.item() == pytest.approx(other.scale, rel=1e-6)
+        return
+    expected = other(x, t, **theirs)
+    assert relative(network(x, t) if other.pooled else network(x, t, cond), expected) < 1e-5
+    if other.text and isinstance(other, Original):  # an empty or dropped caption, whose mask has the start token alone
+        mask = cond.mask & torch.tensor([[True], [False]]) | (torch.arange(5) == 0)
+        assert relative(network(x, t, replace(cond, mask=mask)), expected) < 1e-5
 
 
 def test_the_way_back_is_exact(case):
-    other, _, network = case
-    state = state_of(network, "ours.pt", False, other.new_order)
-    assert state.keys() == other.state.keys()
-    assert all(torch.equal(state[key], value) for key, value in other.state.items())
+    other, network = case
+    state = state_of(network, "ours.pt", isinstance(other, Original), other.new_order)
+    assert state.keys() == other.file.keys()
+    assert all(torch.equal(state[key], value) for key, value in other.file.items())
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.name)
@@ -241,3 +280,47 @@ def test_what_a_layout_cannot_hold_is_refused(name, value, original):
     changed = replace(config, **{section: replace(getattr(config, section), **{name: value})})
     with refused(f"a.pt has {name} {value}, which networks of .* cannot have"):
         check_layout(changed, "a.pt", original)
+
+
+# ------------------------------------------------------------------------------------------------------ Diff-DALLE only
+
+ORIGINAL = Original(text=ORIGINAL_TEXT)
+
+
+def test_weights_that_were_trained_here_may_have_no_way_back():
+    """Keys and values that differ, and a caption that counts as one vector."""
+    for part, wrong in (("text_attention.kv.weight", "text_attention.kv"), ("text_emb.weight", "text_emb")):
+        network = network_of(ORIGINAL)
+        name = next(name for name, _ in network.named_parameters() if name.endswith(part))
+        with torch.no_grad():
+            network.get_parameter(name)[0] += 1
+        with refused(rf"ours.pt has values in \S*{wrong}\S* that the layout of Diff-DALLE"):
+            state_of(network, "ours.pt", True)
+
+
+def test_positions_that_were_trained_go_back():
+    network = network_of(ORIGINAL)
+    with torch.no_grad():
+        network.text_encoder.position_emb += 1
+    table = state_of(network, "ours.pt", True)["text_encoder.pos_enc.pe"][0]
+    theirs = ORIGINAL.state["text_encoder.pos_enc.pe"][0]
+    assert torch.equal(table[:LENGTH], theirs[:LENGTH] + 1) and torch.equal(table[LENGTH:], theirs[LENGTH:])
+
+
+def test_what_shapes_of_an_original_do_not_tell_must_be_said():
+    with refused(r"theirs.pt has the layout of Diff-DALLE.*run diff-dalle convert.*text_length"):
+        recognize(ORIGINAL.file, "theirs.pt")
+    found = recognize(ORIGINAL.file, "theirs.pt", {"image_size": 64, "noise_schedule": "cosine"}).unseen
+    assert (found.num_head_channels, found.enc_heads, found.text_length) == (64, 1, 48)
+
+
+def test_damaged_originals_are_refused():
+    state = ORIGINAL.file
+    for name, value, message in (
+        ("extra", torch.ones(2), "has an extra extra, which does not belong to a network of Diff-DALLE"),
+        ("text_encoder.pos_enc.pe", torch.ones(1, 3, 32), "has text_encoder.pos_enc.pe of shape"),
+        ("middle_block.1.attn2.adjust_kv_dim.weight", torch.ones(2, 2), "adjust_kv_dim.weight of shape"),
+    ):
+        wrong = {**state, name: value}
+        with refused(message):
+            content_of(recognize(wrong, "theirs.pt", given(ORIGINAL)), wrong, "theirs.pt")

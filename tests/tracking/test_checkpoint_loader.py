@@ -3,6 +3,7 @@
 import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from file_server import serving
@@ -89,26 +90,21 @@ def test_a_file_of_wandb_is_downloaded(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     asked = []
 
-    class File:
-        def __init__(self, name):
-            self.name = name
+    def download(name, root):
+        asked.append(name)
+        if "missing" in name:
+            raise RuntimeError("no such file")
+        target = Path(root, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(b"weights")
 
-        def download(self, root, replace):
-            asked.append(self.name)
-            target = Path(root, self.name)
-            if "missing" in self.name:
-                raise RuntimeError("no such file")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(b"weights")
+    def run(path):
+        if "unknown" in path:
+            raise ValueError("Could not find run")
+        asked.append(path)
+        return SimpleNamespace(file=lambda name: SimpleNamespace(download=lambda root, replace: download(name, root)))
 
-    class Api:
-        def run(self, path):
-            if "unknown" in path:
-                raise ValueError("Could not find run")
-            asked.append(path)
-            return type("Run", (), {"file": staticmethod(File)})
-
-    monkeypatch.setattr(wandb, "Api", Api)
+    monkeypatch.setattr(wandb, "Api", lambda: SimpleNamespace(run=run))
     folder = str(tmp_path / "loaded")
     path = fetch(tmp_path, "wandb", wandb_run_path="e/p/i", wandb_file_path="a/b.pth")
     assert Path(path).read_bytes() == b"weights" and path == os.path.join(folder, "a/b.pth")

@@ -24,7 +24,7 @@ from ...models.decoder.unet import DecoderUnet
 from ..checkpoint import Identity, networks_content
 from ..decoder import DecoderConfig
 from ..decoder_stage import DecoderStage
-from .names import Change, Weight, give_weights, same, take_weights
+from .names import Change, Weight, give_weights, same, swapped, take_weights
 
 MARK = "to_time_hiddens.1.weight"
 EMA = "ema."  # what a trainer's EMA weights are called among all weights of its file
@@ -131,8 +131,8 @@ def _change(network: DecoderUnet, own: str, shape: tuple[int, ...]) -> tuple[Cha
         return lambda value: value.squeeze(0), lambda value: value.unsqueeze(0)
     if ".resample.linear." in own:  # rows by (channel, place), here by (place, channel)
         return (
-            lambda value: _swapped(4, value.view(shape)),
-            lambda value: _as_convolution(_swapped(shape[0] // 4, value)),
+            lambda value: swapped(shape[0] // 4, 4, value.view(shape)),
+            lambda value: _as_convolution(swapped(4, shape[0] // 4, value)),
         )
     if own.endswith(".weight") and _unshuffles(network, own):
         return lambda value: value.view(shape), lambda value: value.flatten(1)[..., None, None]
@@ -141,11 +141,6 @@ def _change(network: DecoderUnet, own: str, shape: tuple[int, ...]) -> tuple[Cha
     if _in_linear(network, own):  # its norms
         return torch.flatten, lambda value: value.view(1, -1, 1, 1)
     return same, same
-
-
-def _swapped(inner: int, value: Tensor) -> Tensor:
-    """Rows by (outer, inner) → rows by (inner, outer)."""
-    return value.unflatten(0, (-1, inner)).transpose(0, 1).flatten(0, 1)
 
 
 def _as_convolution(value: Tensor) -> Tensor:

@@ -146,10 +146,11 @@ def _by_role(network: nn.Module, own: str, roles: int) -> tuple[Change, Change]:
     """From (head, role) to (role, head), and back."""
     heads = network.get_submodule(own.rpartition(".")[0].rpartition(".")[0]).heads
     assert isinstance(heads, int)
-    return functools.partial(_swapped, heads, roles), functools.partial(_swapped, roles, heads)
+    return functools.partial(swapped, heads, roles), functools.partial(swapped, roles, heads)
 
 
-def _swapped(first: int, second: int, value: Tensor) -> Tensor:
+def swapped(first: int, second: int, value: Tensor) -> Tensor:
+    """Rows by (first, second, rest) → rows by (second, first, rest)."""
     return value.unflatten(0, (first, second, -1)).transpose(0, 1).flatten(0, 2)
 
 
