@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
-from diff_dalle.checkpoints.foreign.glide_clip import clip_content
+from diff_dalle.checkpoints.foreign.glide_clip import clip_content, clip_states
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.config import InputError
@@ -137,6 +137,10 @@ def test_its_files_become_a_classifier_and_back(path, tmp_path):
     convert(ConvertConfig(model_path=path, out=str(tmp_path / "back.safetensors"), to="guided_diffusion"))
     with safe_open(tmp_path / "back_text.safetensors", "pt") as file:
         assert file.metadata()["layout"] == "guided_diffusion" and set(file.keys()) == TEXT.keys()
+    with torch.no_grad():
+        classifier.model.text_tower.blocks[1].attention.qkv.bias[16] = 1.0  # of the keys
+    with refused("a.pt has values in text_tower.blocks.1.attention.qkv.bias that the layout of GLIDE cannot hold"):
+        clip_states(classifier.model, "a.pt")
 
 
 def test_it_guides_a_generator_without_its_vocabulary(path, tmp_path):

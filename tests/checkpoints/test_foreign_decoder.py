@@ -162,21 +162,12 @@ def test_what_does_not_fit_is_refused(tmp_path, settings):
     ):
         with refused(message):
             converted(tmp_path, content, settings, **flags)
-    for unet, message in (
-        (
-            replace(UNET, combine_upsample_fmaps=True),
-            "has combine_upsample_fmaps, whose maps are resized otherwise here",
-        ),
-        (UNET, "has as_published False in unet0, which networks of DALLE2-pytorch lack"),
-    ):
-        own = save_decoder(tmp_path / "ours.pt", make_decoder(1, unet))
-        with refused(message):
-            if unet.combine_upsample_fmaps:
-                decoder_content(
-                    other_unet(replace(unet, image_embed_dim=WIDTH)).state_dict(), "x", make_decoder(1, unet)
-                )
-            else:
-                convert(ConvertConfig(own, str(tmp_path / "out.pth"), to="dalle2_pytorch"))
+    own = save_decoder(tmp_path / "ours.pt", make_decoder(1))
+    with refused("has as_published False in unet0, which networks of DALLE2-pytorch lack"):
+        convert(ConvertConfig(own, str(tmp_path / "out.pth"), to="dalle2_pytorch"))
+    combining = replace(UNET, combine_upsample_fmaps=True, image_embed_dim=WIDTH)
+    with refused("has combine_upsample_fmaps, whose maps are resized otherwise here"):
+        decoder_content(other_unet(combining).state_dict(), "x", make_decoder(1, combining))
     mixing = replace(UNET, cond_dim=WIDTH, image_embed_dim=WIDTH)
     state = other_unet(mixing).state_dict()
     state = {name: value for name, value in state.items() if not name.startswith("image_to_tokens")}

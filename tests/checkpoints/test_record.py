@@ -1,7 +1,10 @@
-"""run.json: written and read back, and distrusted."""
+"""run.json: written and read back, and distrusted; and where runs go when nothing says it."""
 
 import json
 import os
+import re
+from datetime import date
+from types import SimpleNamespace
 
 import pytest
 from refusing import refused
@@ -9,7 +12,7 @@ from refusing import refused
 from diff_dalle.checkpoints import record
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.record import CheckpointSet, Record, load_record, save_record
-from diff_dalle.checkpoints.run_folder import read_run
+from diff_dalle.checkpoints.run_folder import choose_logdir, read_run
 from diff_dalle.config import InputError
 
 DATA = {"data_dir": {"digest": "0" * 64, "totals": "1 shard with 2 samples"}}
@@ -133,3 +136,34 @@ def test_a_foreign_record_does_not_delete_the_file_of_a_checkpoint_that_is_kept(
     folder.keep = 1
     folder.save(6, 48, {"model": {}})
     assert {name for name in os.listdir(tmp_path) if name.endswith(".pt")} == {"model000006.pt"}
+
+
+# --------------------------------------------------------------------------------------------------------- where runs go
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_LOGDIR", raising=False)
+    return tmp_path
+
+
+def test_a_folder_here_named_by_the_time(here):
+    """It is not created yet, and is another one once it is there."""
+    found = choose_logdir("")
+    assert re.fullmatch(r"runs/\d{8}-\d{6}", found) and not (here / "runs").exists()
+    assert choose_logdir("", "samples").startswith("samples/")
+
+
+def test_a_folder_that_is_there_is_not_taken(here, monkeypatch):
+    monkeypatch.setattr("diff_dalle.checkpoints.run_folder.datetime", SimpleNamespace(now=lambda: date(2026, 11, 28)))
+    names = []
+    for _ in range(3):
+        names.append(choose_logdir(""))
+        (here / names[-1]).mkdir(parents=True)
+    assert names == [f"runs/20261128-000000{end}" for end in ("", "-2", "-3")]
+
+
+def test_what_is_said_comes_first(here, monkeypatch):
+    monkeypatch.setenv("OPENAI_LOGDIR", "elsewhere")
+    assert (choose_logdir("given"), choose_logdir("")) == ("given", "elsewhere")
