@@ -138,7 +138,7 @@ def test_a_foreign_record_does_not_delete_the_file_of_a_checkpoint_that_is_kept(
     assert {name for name in os.listdir(tmp_path) if name.endswith(".pt")} == {"model000006.pt"}
 
 
-# --------------------------------------------------------------------------------------------------------- where runs go
+# -------------------------------------------------------------------------------------------------------- where runs go
 
 
 @pytest.fixture
