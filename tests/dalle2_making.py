@@ -14,9 +14,8 @@ class Norm(nn.Module):
 
     def __init__(self, width, maps=False):
         super().__init__()
-        self.dim, self.g = (
-            (1, nn.Parameter(torch.ones(1, width, 1, 1))) if maps else (-1, nn.Parameter(torch.ones(width)))
-        )
+        self.dim = 1 if maps else -1
+        self.g = nn.Parameter(torch.ones(1, width, 1, 1) if maps else torch.ones(width))
 
     def forward(self, x):
         centered = x - x.mean(self.dim, keepdim=True)
@@ -131,11 +130,6 @@ class Cross(nn.Module):
         return torch.cat([conv(x) for conv in self.convs], 1)
 
 
-class Unshuffle(nn.Module):
-    def forward(self, x):
-        return F.pixel_unshuffle(x, 2)
-
-
 class Shuffle(nn.Module):
     def __init__(self, channels, out):
         super().__init__()
@@ -185,7 +179,7 @@ class OtherUnet(nn.Module):
         def down(channels, out):
             if c.cross_embed_downsample:
                 return Cross(channels, out, c.cross_embed_downsample_kernel_sizes, 2)
-            return nn.Sequential(Unshuffle(), nn.Conv2d(4 * channels, out, 1))
+            return nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(4 * channels, out, 1))
 
         def up(channels, out):
             if c.pixel_shuffle_upsample:

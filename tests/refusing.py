@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from diff_dalle.checkpoints.content import DamagedError
 from diff_dalle.config import InputError
 
 
 @contextlib.contextmanager
-def refused(pattern: str) -> Iterator[list[str]]:
-    """The block raises an InputError that a pattern matches; the list gets its message."""
+def refused(pattern: str, kind: type[InputError] = InputError) -> Iterator[list[str]]:
+    """The block raises an InputError that a pattern matches; the list gets its message. kind: of the error."""
     message: list[str] = []
-    with pytest.raises(InputError) as error:
+    with pytest.raises(kind) as error:
         yield message
     message.append(re.sub(r" \([^()]*, line \d+\)", "", str(error.value)))
     assert re.search(pattern, message[0]), message[0]
+
+
+damaged = functools.partial(refused, kind=DamagedError)

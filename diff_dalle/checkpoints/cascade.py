@@ -110,7 +110,6 @@ class _Autoencoder(NetworkKind):
 
     does = "image-to-image"
     signal = PixelSignal(3)
-    model: Any
 
     def sizes(self, trainee: str) -> tuple[int, int]:
         return 256, 256
@@ -125,13 +124,11 @@ class StageASettings(_Autoencoder):
     """The autoencoder of the latents of stage B."""
 
     name = "stage_a"
+    network = StageA
     title = "stage A of a latent cascade, an autoencoder"
     role = "stage_a"
 
     model: StageAConfig = section(StageAConfig)
-
-    def build(self, vocab_size: int = 0, trainee: str = "") -> StageA:
-        return StageA(self.model)
 
 
 @settings
@@ -139,21 +136,18 @@ class SemanticSettings(_Autoencoder):
     """The encoder of the latents of stage C, and its previewer."""
 
     name = "semantic"
+    network = SemanticAutoencoder
     title = "semantic encoder of a latent cascade, with its previewer"
     does = "image-feature-extraction"
     role = "semantic"
 
     model: SemanticConfig = section(SemanticConfig)
 
-    def build(self, vocab_size: int = 0, trainee: str = "") -> SemanticAutoencoder:
-        return SemanticAutoencoder(self.model)
-
 
 class _LatentStage(NetworkKind):
     """What stages B and C share."""
 
     image_size = "trained_with.image_size"
-    model: Any
     diffusion: LogSnrConfig
     sampling: LatentSampling
     trained_with: TrainedWith
@@ -197,6 +191,8 @@ class StageBSettings(_LatentStage):
     """Semantic latents → latents of stage A."""
 
     name = "stage_b"
+    network = StageB
+    reads_tokens = True
     title = "stage B of a latent cascade, from semantic latents to those of stage A"
     does = "image-to-image"
     role = "stage_b"
@@ -207,9 +203,6 @@ class StageBSettings(_LatentStage):
     diffusion: StageBDiffusion = section(StageBDiffusion)
     sampling: StageBSampling = section(StageBSampling)
     trained_with: TrainedWith = section(TrainedWith)
-
-    def build(self, vocab_size: int = 0, trainee: str = "") -> StageB:
-        return StageB(self.model, vocab_size)
 
     @property
     def stride(self) -> int:
@@ -225,6 +218,8 @@ class StageCSettings(_LatentStage):
     """Text → semantic latents."""
 
     name = "stage_c"
+    network = StageC
+    reads_tokens = True
     title = "stage C of a latent cascade, from text to semantic latents"
     does = "text-to-image"
     stage = "latent_stages.SemanticStage"
@@ -234,9 +229,6 @@ class StageCSettings(_LatentStage):
     diffusion: LogSnrConfig = section(LogSnrConfig)
     sampling: LatentSampling = section(LatentSampling)
     trained_with: TrainedWith = section(TrainedWith)
-
-    def build(self, vocab_size: int = 0, trainee: str = "") -> StageC:
-        return StageC(self.model, vocab_size)
 
     @property
     def stride(self) -> int:

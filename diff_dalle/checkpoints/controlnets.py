@@ -72,6 +72,7 @@ class ControlNetSettings(_ControlNetKind):
     """A ControlNet of a generator."""
 
     name = "controlnet"
+    network = UnetControlNet
     title = "ControlNet of a generator"
     of = "generator"
     image_size = "model.unet.image_size"
@@ -100,6 +101,7 @@ class StageCControlNetSettings(_ControlNetKind):
     """A ControlNet of stage C."""
 
     name = "stage_c_controlnet"
+    network = LatentControlNet
     title = "ControlNet of stage C"
     of = "stage_c"
 

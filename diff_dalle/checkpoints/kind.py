@@ -49,6 +49,7 @@ class NetworkKind(ABC):
     title: what it is, for people.
     does:  the hub's name for what it does.
     role:  the setting that takes its checkpoint in sampling, of ``model_folder.ROLES``.
+    network: the class of its networks, which are made of ``model`` and, if ``reads_tokens``, of the number of tokens.
     stage: the class that samples with it, MODULE.CLASS of the room ``sampling``; "" = it is no stage of a cascade.
     image_size: the place of the setting with the resolution of its images in pixels.
     checkpoint_flag: what the setting that turns activation checkpointing on is called; checkpointing: its place.
@@ -57,24 +58,28 @@ class NetworkKind(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     does: ClassVar[str]
+    network: ClassVar[Callable[..., nn.Module]]
+    reads_tokens: ClassVar[bool] = False
     role: ClassVar[str] = "model_path"
     stage: ClassVar[str] = ""
     image_size: ClassVar[str] = "model.image_size"
     checkpoint_flag: ClassVar[str] = "model.use_checkpoint"
     checkpointing: ClassVar[str] = "model.use_checkpoint"
+    model: Any
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
         if "name" not in vars(cls):  # a base of several kinds
             return
-        needed = ("title", "does", "build", "forward", "signal")
+        needed = ("title", "does", "network", "forward", "signal")
         missing = [each for each in needed if getattr(cls, each, None) is getattr(NetworkKind, each, None)]
         if missing:
             raise TypeError(f"the kind {cls.name} lacks {', '.join(missing)}")
 
-    @abstractmethod
     def build(self, vocab_size: int = 0, trainee: str = "") -> nn.Module:
         """The network with its initial weights."""
+        made_of = (self.model, vocab_size) if self.reads_tokens else (self.model,)
+        return self.network(*made_of)
 
     def sizes(self, trainee: str) -> tuple[int, int]:
         """``Probe.sizes`` of one network."""

@@ -16,6 +16,7 @@ from ..diffusion.diffusion_config import DiffusionConfig, NoiseConfig
 from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.resample import ContrastiveConfig, DenoisingConfig
 from ..images.signal import PixelSignal, Signal
+from ..models.decoder.unet import DecoderUnet
 from ..models.generator import Generator, GeneratorConfig
 from ..models.noised_clip import NoisedClip, NoisedClipConfig, NoisyClassifier, NoisyClassifierConfig
 from ..models.vit_clip import VitClip, VitClipConfig
@@ -29,6 +30,7 @@ class GeneratorSettings(NetworkKind):
     """A base generator, or an upsampler."""
 
     name = "generator"
+    network = Generator
     title = "generator"
     does = "text-to-image"
     stage = "generator_stage.GeneratorStage"
@@ -84,7 +86,6 @@ class _GuidingClip(NetworkKind):
     does = "zero-shot-image-classification"
     role = "classifier_path"
     signal = PixelSignal(3)
-    model: Any
 
     def forward(self, network: Any, images: int, side: int, trainee: str) -> Tensor:
         t, text = torch.zeros(images, dtype=torch.int64), empty_text(images, self.model.text_length)
@@ -96,6 +97,8 @@ class ClassifierSettings(_GuidingClip):
     """A CLIP that guides the sampling."""
 
     name = "classifier"
+    network = NoisedClip
+    reads_tokens = True
     title = "CLIP"
     checkpoint_flag = "classifier_use_checkpoint"
     checkpointing = "model.classifier_use_checkpoint"
@@ -104,9 +107,6 @@ class ClassifierSettings(_GuidingClip):
     tokenizer: TokenizerConfig = section(TokenizerConfig)
     diffusion: NoiseConfig = section(NoiseConfig)
     contrastive: ContrastiveConfig = section(ContrastiveConfig)
-
-    def build(self, vocab_size: int = 0, trainee: str = "") -> NoisedClip:
-        return NoisedClip(self.model, vocab_size)
 
     @property
     def described(self) -> tuple[str, str]:
@@ -119,6 +119,7 @@ class NoisyClassifierSettings(NetworkKind):
     """A classifier of classes that guides the sampling; it comes from other projects' checkpoints only."""
 
     name = "noisy_classifier"
+    network = NoisyClassifier
     title = "classifier of noisy images into classes"
     does = "image-classification"
     role = "classifier_path"
@@ -130,9 +131,6 @@ class NoisyClassifierSettings(NetworkKind):
     model: NoisyClassifierConfig = section(NoisyClassifierConfig)
     diffusion: NoiseConfig = section(NoiseConfig)
 
-    def build(self, vocab_size: int = 0, trainee: str = "") -> NoisyClassifier:
-        return NoisyClassifier(self.model)
-
     def forward(self, network: nn.Module, images: int, side: int, trainee: str) -> Tensor:
         return network(empty_images(images, 3, side), torch.zeros(images, dtype=torch.int64))
 
@@ -142,15 +140,13 @@ class VitClipSettings(_GuidingClip):
     """GLIDE's noised CLIP; it comes from that project's checkpoints only."""
 
     name = "vit_clip"
+    network = VitClip
     title = "CLIP with a vision transformer"
 
     model: VitClipConfig = section(VitClipConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
     diffusion: NoiseConfig = section(NoiseConfig)
     contrastive: ContrastiveConfig = section(ContrastiveConfig)
-
-    def build(self, vocab_size: int = 0, trainee: str = "") -> VitClip:
-        return VitClip(self.model)
 
     def is_checkpointed(self, trainee: str) -> bool:
         return False
@@ -164,6 +160,7 @@ class DecoderSettings(NetworkKind):
     """Several U-Nets that are conditioned on CLIP embeddings."""
 
     name = "decoder"
+    network = DecoderUnet
     title = "decoder of CLIP image embeddings"
     does = "image-to-image"
     stage = "unet_stage.UnetStage"

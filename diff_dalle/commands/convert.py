@@ -273,7 +273,7 @@ def _to_clip(config: ConvertConfig, saved: SavedNetwork) -> str:
     stem, dot, ending = config.out.rpartition(".")
     paths = config.out, f"{stem}_text{dot}{ending}" if dot else f"{config.out}_text"
     _check_new(paths[1])
-    for path, state in zip(paths, clip_states(saved.load(torch.device("cpu"))), strict=True):
+    for path, state in zip(paths, clip_states(saved.load(torch.device("cpu")), config.model_path), strict=True):
         if path.endswith(SAFETENSORS):
             _write_tensors(path, state, "guided_diffusion")
         else:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..config import Fault, InputError, named, quantity
-from .cleaning import clean, split_words
+from .tokenizer import clean, split_words
 from .vocabulary import Pair, byte_symbols
 
 MIN_COUNT = 2  # a pair that occurs once says nothing about words

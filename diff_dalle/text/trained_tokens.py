@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..config import Fault, InputError, nearest, option, quoted
-from .cleaning import clean
+from .tokenizer import clean
 
 if TYPE_CHECKING:  # settings need no torch
     from torch import Tensor

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from .. import storage
 from ..config import Fault, InputError, faults_of, named, option, settings
-from .names import check_relative, check_run_path, wrong_keys
+from .saver import check_relative, check_run_path, wrong_keys
 from .wandb import download_from_run
 
 # What each kind has beside what all have; True = required.

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
@@ -128,14 +128,14 @@ class Uploads(Store):
     def __init__(self, folder: str, put: Callable[[str, str], object], place: str, server: str = ""):
         self.put, self.place, self.server = put, place, server or place
         self.written, self.waiting, self.sending = (os.path.join(folder, n) for n in ("written", "waiting", "sending"))
-        self.messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.messages: deque[str] = deque()
         self._lock, self._wake = threading.Lock(), threading.Event()
         self._closing, self._stopping = threading.Event(), threading.Event()
         for name in _names(self.sending):
             self._return(name)
+        self._wake.set()  # for what an earlier session has left
         self._thread = threading.Thread(target=self._work, daemon=True)
-        if _names(self.waiting):
-            self._start()
+        self._thread.start()
 
     def add(self, name: str, write: Write) -> None:
         """Queue a file. InputError when it cannot be written, as on a full disk."""
@@ -147,8 +147,8 @@ class Uploads(Store):
             self._move(name, self.written, self.waiting)
             for old in _names(self.waiting)[:-WAITING]:
                 os.remove(os.path.join(self.waiting, old))
-                self.messages.put(f"{old} was not saved to {self.place}, which has been away for too long")
-        self._start()
+                self.messages.append(f"{old} was not saved to {self.place}, which has been away for too long")
+        self._wake.set()
 
     def hurry(self) -> None:
         """Let ``finish`` wait only for a moment, and end repeated attempts."""
@@ -156,18 +156,15 @@ class Uploads(Store):
 
     def finish(self, note: Callable[[str], object]) -> None:
         """Send what waits, for a bounded time. What cannot be sent stays in the folder for the next session."""
-        if self._thread.is_alive():
-            left = [os.path.join(folder, name) for folder in (self.waiting, self.sending) for name in _names(folder)]
-            total = sum(_size(path) for path in left)
-            limit = retries.RETRY_SECONDS + retries.SILENT_SECONDS + total / BYTES_PER_SECOND
-            if left and not self._stopping.is_set():
-                note(
-                    f"Sending {quantity(len(left), 'file')} ({total:,} bytes) to {self.place}, for up to {limit:.0f} s"
-                )
-            self._closing.set()
-            self._wake.set()
-            self._wait(limit)
-            self._stopping.set()
+        left = [os.path.join(folder, name) for folder in (self.waiting, self.sending) for name in _names(folder)]
+        total = sum(_size(path) for path in left)
+        limit = retries.RETRY_SECONDS + retries.SILENT_SECONDS + total / BYTES_PER_SECOND
+        if left and not self._stopping.is_set():
+            note(f"Sending {quantity(len(left), 'file')} ({total:,} bytes) to {self.place}, for up to {limit:.0f} s")
+        self._closing.set()
+        self._wake.set()
+        self._wait(limit)
+        self._stopping.set()
         for text in self.collect():
             note(text)
         unsent = [*_names(self.sending), *_names(self.waiting)]
@@ -176,16 +173,7 @@ class Uploads(Store):
 
     def collect(self) -> list[str]:
         """What has been reported since the last call."""
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self.messages.get_nowait())
-        return found
-
-    def _start(self) -> None:
-        if not self._thread.is_alive():
-            self._thread.start()
-        self._wake.set()
+        return [self.messages.popleft() for _ in range(len(self.messages))]
 
     def _wait(self, limit: float) -> None:
         """Until the thread ends, or ``limit`` seconds; HURRY_SECONDS from when there is no time."""
@@ -223,12 +211,12 @@ class Uploads(Store):
                 retries.retry(self.server, lambda: self.put(path, name))
         except Exception as error:  # no error of a service's client may end a run of weeks
             reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-            self.messages.put(f"{name} was not saved to {self.place}, and waits for the next attempt: {reason}")
+            self.messages.append(f"{name} was not saved to {self.place}, and waits for the next attempt: {reason}")
             with self._lock:
                 self._return(name)
             return
         os.remove(path)
-        self.messages.put(f"Saved {name} to {self.place}")
+        self.messages.append(f"Saved {name} to {self.place}")
 
     def _return(self, name: str) -> None:
         """Let a file that was not sent wait again, unless a newer one waits already."""

@@ -3,18 +3,16 @@
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from decoder_making import TEXT_UNET, UNET, WIDTH, identity, make_decoder, make_network, save_decoder, save_unet
+from decoder_making import TEXT_UNET, UNET, identity, make_decoder, make_network, save_decoder, save_unet
+from refusing import refused
 
-import diff_dalle
-from diff_dalle.checkpoints.assembling import TRAINING_ONLY, USED_BY, assemble, shared_names
+from diff_dalle.checkpoints.assembling import SHARED, TRAINING_ONLY, USED_BY, assemble
 from diff_dalle.checkpoints.checkpoint import load_file, save_file
 from diff_dalle.checkpoints.decoder import ClipConfig, DecoderConfig
 from diff_dalle.checkpoints.loading import open_networks
 from diff_dalle.commands.gathering import AssembleConfig, assemble_decoder
-from diff_dalle.config import InputError
 
 FAST = {"sample_timesteps": (3,)}
 EVERY = (replace(UNET, cond_on_image_embeds=True),) * 2
@@ -74,10 +72,6 @@ def test_unets_trained_in_runs_of_their_own(tmp_path, save):
         trained = replace(other.diffusion, vb_loss_weight=stage.diffusion.vb_loss_weight)
         assert trained == stage.diffusion
         assert replace(other.degradation, blur_prob=stage.degradation.blur_prob) == stage.degradation
-    embeddings = np.random.default_rng(0).normal(size=(2, WIDTH)).astype(np.float32)
-    whole, parts = diff_dalle.load(str(tmp_path / "decoder.pt"), "cpu"), diff_dalle.load(paths, "cpu")
-    images = [pipeline.sample(embeddings=embeddings, progress=False) for pipeline in (whole, parts)]
-    assert np.array_equal(*images) and images[0].shape == (2, 32, 32, 3)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +103,7 @@ def test_what_does_not_fit_is_named(tmp_path, save, one, other, message):
     if not message:
         assemble(paths, out)
         return
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         assemble(paths, out)
     assert not (tmp_path / "decoder.pt").exists()
 
@@ -126,7 +120,7 @@ def test_every_shared_setting_is_compared_or_affects_training_only(tmp_path, sav
         "unconditional": True, "dynamic_thres_percentile": 0.5, "p2_loss_weight_k": 2.0,
         "use_dynamic_thres": False, "clip_denoised": False, "clip_x_start": False,
     }  # fmt: skip
-    assert set(changed) == set(shared_names(make_decoder())) >= {*TRAINING_ONLY, *USED_BY}
+    assert set(changed) == set(SHARED) >= {*TRAINING_ONLY, *USED_BY}
     paths = [save(i, make_decoder(3, **common), f"common{i}") for i in range(3)]
     state, other = torch.load(paths[2], weights_only=True)["state"], str(tmp_path / "other.pt")
     for name, value in changed.items():
@@ -146,7 +140,7 @@ def test_every_shared_setting_is_compared_or_affects_training_only(tmp_path, sav
         elif name in TRAINING_ONLY:
             assert f"affects training only: {name}" in assemble(given, out)
         else:
-            with pytest.raises(InputError, match=f"has {'use_dynamic_thres' if 'clip_' in name else name} "):
+            with refused(f"has {'use_dynamic_thres' if 'clip_' in name else name} "):
                 assemble(given, out)
 
 
@@ -154,9 +148,9 @@ def test_the_command(tmp_path, save):
     decoder = make_decoder(2)
     paths, out = (save(0, decoder), save(1, decoder)), tmp_path / "out.pt"
     assert "unet1: " in assemble_decoder(AssembleConfig(paths, str(out))) and out.exists()
-    with pytest.raises(InputError, match="out.pt exists already: give another file with --out"):
+    with refused("out.pt exists already: give another file with --out"):
         assemble_decoder(AssembleConfig(paths, str(out)))
-    with pytest.raises(InputError, match="model_paths is required"):
+    with refused("model_paths is required"):
         AssembleConfig()
-    with pytest.raises(InputError, match=re.escape("0.pt does not exist")):
+    with refused(re.escape("0.pt does not exist")):
         assemble_decoder(AssembleConfig((str(tmp_path / "none" / "0.pt"),), str(tmp_path / "b.pt")))

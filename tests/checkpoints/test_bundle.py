@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from refusing import damaged, refused
 
 from diff_dalle import storage
 from diff_dalle.checkpoints.bundle import is_bundle, restore_bundle, write_bundle
@@ -85,14 +86,9 @@ def test_a_run_is_restored_byte_for_byte(tmp_path):
     assert contents(tmp_path / "newer") == after
 
 
-def test_a_bundle_is_plain_data(path):
-    content = torch.load(path, weights_only=True)
-    assert set(content) == {"bundle", "files"} and content["files"]["run.json"].dtype is torch.uint8
-
-
 def test_a_folder_with_a_run_is_left_alone(path, tmp_path):
     before = contents(tmp_path / "run")
-    with pytest.raises(InputError, match="has a run already"):
+    with refused("has a run already"):
         restore_bundle(path, str(tmp_path / "run"))
     assert contents(tmp_path / "run") == before
 
@@ -108,7 +104,7 @@ def test_a_restoration_that_is_interrupted_can_be_repeated(path, tmp_path, monke
         return write(target)
 
     monkeypatch.setattr(storage, "atomic_writer", fail)
-    with pytest.raises(InputError, match="full"):
+    with refused("full"):
         restore_bundle(path, str(tmp_path / "new"))
     assert len(contents(tmp_path / "new")) == 5 and read_run(str(tmp_path / "new")) is None
     monkeypatch.undo()
@@ -122,7 +118,7 @@ def test_a_record_without_checkpoints_is_replaced(path, tmp_path):
 
 
 def test_a_bundle_is_no_network(path):
-    with pytest.raises(InputError, match="holds a whole run, not one network: give it to tracking.load"):
+    with refused("holds a whole run, not one network: give it to tracking.load"):
         load_file(path)
 
 
@@ -133,31 +129,34 @@ def text(value):
 RECORD_OF_NONE = text('{"kind": "toy", "config": {}, "tokenizer": null, "checkpoints": []}')
 SHARED = torch.zeros(40_000, dtype=torch.uint8)
 HOSTILE = {
-    "a path": lambda files: files | {"../x.pt": text("x")},
-    "an absolute path": lambda files: files | {"/tmp/x.pt": text("x")},
-    "a path with a folder": lambda files: files | {"a/x.pt": text("x")},
-    "another file": lambda files: files | {"setup.py": text("x")},
-    "a hidden file": lambda files: files | {".x.pt": text("x")},
-    "a line end": lambda files: files | {"x.pt\n": text("x")},
-    "a number as a name": lambda files: files | {7: text("x")},
-    "numbers": lambda files: files | {"x.pt": torch.ones(3)},
-    "two dimensions": lambda files: files | {"x.pt": text("xx")[None]},
-    "a text": lambda files: files | {"x.pt": "x"},
-    "shared values": lambda files: files | {f"x{i}.pt": SHARED for i in range(9)},
-    "an expanded tensor": lambda files: files | {"x.pt": torch.zeros(1, dtype=torch.uint8).expand(10**9)},
-    "a step over values": lambda files: files | {"x.pt": SHARED[::2]},
-    "no record": lambda files: {name: data for name, data in files.items() if name != "run.json"},
-    "no json": lambda files: files | {"run.json": text("{")},
-    "a record of nothing": lambda files: files | {"run.json": RECORD_OF_NONE},
-    "a file missing": lambda files: {name: data for name, data in files.items() if name != "b_opt000004.pt"},
-    "a list missing": lambda files: {name: data for name, data in files.items() if not name.startswith("data-")},
+    "a path": {"../x.pt": text("x")},
+    "an absolute path": {"/tmp/x.pt": text("x")},
+    "a path with a folder": {"a/x.pt": text("x")},
+    "another file": {"setup.py": text("x")},
+    "a hidden file": {".x.pt": text("x")},
+    "a line end": {"x.pt\n": text("x")},
+    "a number as a name": {7: text("x")},
+    "numbers": {"x.pt": torch.ones(3)},
+    "two dimensions": {"x.pt": text("xx")[None]},
+    "a text": {"x.pt": "x"},
+    "shared values": {f"x{i}.pt": SHARED for i in range(9)},
+    "an expanded tensor": {"x.pt": torch.zeros(1, dtype=torch.uint8).expand(10**9)},
+    "a step over values": {"x.pt": SHARED[::2]},
+    "no record": {"run.json": None},
+    "no json": {"run.json": text("{")},
+    "a record of nothing": {"run.json": RECORD_OF_NONE},
+    "a file missing": {"b_opt000004.pt": None},
+    "a list missing": {"data-": None},
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_others_are_one_sentence_and_write_nothing(path, tmp_path, name):
-    content = torch.load(path, weights_only=True)
-    torch.save({"bundle": 1, "files": HOSTILE[name](content["files"])}, tmp_path / "bad.pth")
+    files, changed = torch.load(path, weights_only=True)["files"], HOSTILE[name]
+    removed = tuple(start for start, value in changed.items() if value is None)
+    kept = {name: value for name, value in files.items() if not name.startswith(removed)}
+    given = {name: value for name, value in changed.items() if value is not None}
+    torch.save({"bundle": 1, "files": kept | given}, tmp_path / "bad.pth")
     with pytest.raises(DamagedError, match=r"bad\.pth is damaged") as error:
         restore_bundle(str(tmp_path / "bad.pth"), str(tmp_path / "new"))
     assert "\n" not in str(error.value) and not (tmp_path / "new").exists()
@@ -166,14 +165,14 @@ def test_others_are_one_sentence_and_write_nothing(path, tmp_path, name):
 @pytest.mark.parametrize("content", [{"bundle": 1}, {"bundle": "1", "files": {}}, {"bundle": 1, "files": []}, [1], {}])
 def test_other_contents_are_one_sentence(tmp_path, content):
     torch.save(content, tmp_path / "bad.pth")
-    with pytest.raises(DamagedError, match="bad.pth"):
+    with damaged("bad.pth"):
         restore_bundle(str(tmp_path / "bad.pth"), str(tmp_path / "new"))
 
 
 def test_a_flipped_bit_and_a_cut_are_noticed(path, tmp_path):
     whole = bytearray((tmp_path / "b.pth").read_bytes())
     (tmp_path / "b.pth").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DamagedError, match="truncated"):
+    with damaged("truncated"):
         restore_bundle(path, str(tmp_path / "new"))
     place = whole.index(b"PK\x03\x04", 5000) - 40
     whole[place] ^= 1
@@ -185,7 +184,7 @@ def test_a_flipped_bit_and_a_cut_are_noticed(path, tmp_path):
 
 def test_a_newer_format_is_named(tmp_path):
     torch.save({"bundle": 2, "files": {}}, tmp_path / "b.pth")
-    with pytest.raises(InputError, match="newer than this version reads"):
+    with refused("newer than this version reads"):
         restore_bundle(str(tmp_path / "b.pth"), str(tmp_path / "new"))
 
 

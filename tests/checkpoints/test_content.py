@@ -10,6 +10,7 @@ import zipfile
 import pytest
 import torch
 from checkpoint_making import make_file, make_run
+from refusing import damaged, refused
 
 from diff_dalle.checkpoints import content as checks
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, save_file
@@ -46,41 +47,40 @@ def cycle():
     return config
 
 
-WRONG = {
-    "step text": ({"step": "x"}, "its step is 'x', but must be a whole number"),
-    "step NaN": ({"step": float("nan")}, "its step is nan"),
-    "step tensor": ({"step": torch.tensor(3)}, "its step is a torch.int64 tensor of shape ()"),
-    "negative step": ({"step": -1}, "its step is -1"),
-    "huge samples": ({"samples": 10**500}, "its samples is a number of 2^63 or more"),
-    "bool format": ({"format": True}, "its format is True"),
-    "format text": ({"format": "1"}, "its format is '1'"),
-    "newer format": ({"format": 9}, "format 9, newer than this version reads"),
-    "role": ({"role": ["model"]}, "its role is a list"),
-    "unknown role": ({"role": "x"}, "holds 'x', but a model's weights"),
-    "kind": ({"kind": 3}, "its kind is 3"),
-    "kind missing": ({"kind": ...}, "was not written by diff_dalle"),
-    "config missing": ({"config": ...}, "was not written by diff_dalle"),
-    "trainee": ({"trainee": None}, "its trainee is None"),
-    "tokenizer": ({"tokenizer": 7}, "its tokenizer is 7"),
-    "vocabulary": ({"vocabulary": ["a"]}, "its vocabulary is a list"),
-    "config list": ({"config": [1]}, "its config must be a mapping"),
-    "config tensor": ({"config": {"a": torch.ones(1)}}, "its config must be a mapping of settings with plain values"),
-    "config number": ({"config": {"a": 2**70}}, "its config must be a mapping of settings with plain values"),
-    "config shared": ({"config": shared_config()}, f"its config holds more than {MAX_VALUES:,} values"),
-    "config cycle": ({"config": cycle()}, "32 levels"),
-    "state number": ({"state": 3}, "its state is 3, but must be a mapping"),
-    "state of numbers": ({"state": {"weight": 3}}, "its weight 'weight' is 3, but must be a tensor"),
-    "state of names": ({"state": {7: torch.ones(1)}}, "its weight 7 is a torch.float32 tensor"),
-    "expanded": ({"state": {"w": torch.ones(1).expand(10**6, 10**6)}}, "state holds a torch.float32 tensor of shape"),
-    "sparse": ({"state": {"w": torch.ones(2, 2).to_sparse()}}, "no tensor of plain values"),
-    "shared": ({"state": dict.fromkeys(map(str, range(99)), torch.ones(10**4))}, "its tensors would need 3,960,000"),
-    "bytes": ({"state": {"w": bytearray(9)}}, "state holds a bytearray"),
-}
+WRONG = [
+    ({"step": "x"}, "its step is 'x', but must be a whole number"),
+    ({"step": float("nan")}, "its step is nan"),
+    ({"step": torch.tensor(3)}, "its step is a torch.int64 tensor of shape ()"),
+    ({"step": -1}, "its step is -1"),
+    ({"samples": 10**500}, "its samples is a number of 2^63 or more"),
+    ({"format": True}, "its format is True"),
+    ({"format": "1"}, "its format is '1'"),
+    ({"format": 9}, "format 9, newer than this version reads"),
+    ({"role": ["model"]}, "its role is a list"),
+    ({"role": "x"}, "holds 'x', but a model's weights"),
+    ({"kind": 3}, "its kind is 3"),
+    ({"kind": ...}, "was not written by diff_dalle"),
+    ({"config": ...}, "was not written by diff_dalle"),
+    ({"trainee": None}, "its trainee is None"),
+    ({"tokenizer": 7}, "its tokenizer is 7"),
+    ({"vocabulary": ["a"]}, "its vocabulary is a list"),
+    ({"config": [1]}, "its config must be a mapping"),
+    ({"config": {"a": torch.ones(1)}}, "its config must be a mapping of settings with plain values"),
+    ({"config": {"a": 2**70}}, "its config must be a mapping of settings with plain values"),
+    ({"config": shared_config()}, f"its config holds more than {MAX_VALUES:,} values"),
+    ({"config": cycle()}, "32 levels"),
+    ({"state": 3}, "its state is 3, but must be a mapping"),
+    ({"state": {"weight": 3}}, "its weight 'weight' is 3, but must be a tensor"),
+    ({"state": {7: torch.ones(1)}}, "its weight 7 is a torch.float32 tensor"),
+    ({"state": {"w": torch.ones(1).expand(10**6, 10**6)}}, "state holds a torch.float32 tensor of shape"),
+    ({"state": {"w": torch.ones(2, 2).to_sparse()}}, "no tensor of plain values"),
+    ({"state": dict.fromkeys(map(str, range(99)), torch.ones(10**4))}, "its tensors would need 3,960,000"),
+    ({"state": {"w": bytearray(9)}}, "state holds a bytearray"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_entries_are_one_sentence(tmp_path, case):
-    changed, words = WRONG[case]
+@pytest.mark.parametrize(("changed", "words"), WRONG, ids=[words[:40] for _, words in WRONG])
+def test_wrong_entries_are_one_sentence(tmp_path, changed, words):
     with pytest.raises(InputError) as error:
         load_file(write(tmp_path / "a.pt", **changed))
     assert words in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
@@ -89,7 +89,7 @@ def test_wrong_entries_are_one_sentence(tmp_path, case):
 @pytest.mark.parametrize("content", [[], 3, "x", None, {"a": 1}])
 def test_other_contents_are_foreign(tmp_path, content):
     torch.save(content, tmp_path / "a.pt")
-    with pytest.raises(DamagedError, match="was not written by diff_dalle"):
+    with damaged("was not written by diff_dalle"):
         load_file(str(tmp_path / "a.pt"))
 
 
@@ -108,7 +108,7 @@ def test_compressed_archives_are_refused(tmp_path, zeros):
     """A bomb of zeros would be unpacked before anything else is known about it."""
     path = write(tmp_path / "a.pt")
     rewritten(path, lambda name, data: (data + bytes(zeros) * name.endswith("0"), zipfile.ZIP_DEFLATED))
-    with pytest.raises(DamagedError, match="truncated or is not a PyTorch file"):
+    with damaged("truncated or is not a PyTorch file"):
         load_file(path)
 
 
@@ -120,13 +120,13 @@ def test_entries_that_claim_petabytes_are_refused(tmp_path, monkeypatch):
     data[at + 20 : at + 28] = struct.pack("<II", 0xFFFFFF00, 0xFFFFFF00)
     path.write_bytes(data)
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the archive was opened"))
-    with pytest.raises(DamagedError, match="truncated or is not a PyTorch file"):
+    with damaged("truncated or is not a PyTorch file"):
         load_file(str(path))
 
 
 def test_a_long_pickle_is_refused(tmp_path):
     path = write(tmp_path / "a.pt", config={"a": "x" * (17 * 2**20)})
-    with pytest.raises(DamagedError, match="beside its tensors, more than 16,777,216"):
+    with damaged("beside its tensors, more than 16,777,216"):
         load_file(path)
 
 
@@ -140,7 +140,7 @@ def test_code_is_never_run(tmp_path):
     rewritten(path, lambda name, data: (evil if name.endswith("data.pkl") else data, zipfile.ZIP_STORED))
     torch.save(content, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     for each in (path, str(tmp_path / "old.pt")):
-        with pytest.raises(DamagedError, match="truncated or is not a PyTorch file"):
+        with damaged("truncated or is not a PyTorch file"):
             load_file(each)
 
 
@@ -157,7 +157,7 @@ def test_files_of_torch_before_its_archives_are_read(tmp_path, monkeypatch):
             load_file(str(path))
     path.write_bytes(whole)
     monkeypatch.setattr(checks, "MAX_PICKLE", 500)
-    with pytest.raises(DamagedError, match="truncated, or holds more than 500 bytes beside its tensors"):
+    with damaged("truncated, or holds more than 500 bytes beside its tensors"):
         load_file(str(path))
 
 
@@ -172,7 +172,7 @@ def test_every_truncation_is_noticed(tmp_path):
 
 def test_nothing_is_repeated_in_a_long_walk():
     assert list(leaves_of({"a": [1, {"b": None}]}, "F", "config")) == [1, None]
-    with pytest.raises(DamagedError, match="has the key a tuple"):
+    with damaged("has the key a tuple"):
         list(leaves_of({(1, 2): 3}, "F", "config"))
 
 
@@ -206,7 +206,7 @@ def test_absurd_settings_are_refused_before_memory_is_needed(generator, tmp_path
     config = content["config"]
     (config["model"][section] if section else config["diffusion"])[name] = value
     torch.save(content, tmp_path / "a.pt")
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         open_network(str(tmp_path / "a.pt"), "generator")
 
 
@@ -249,9 +249,9 @@ def test_a_wrong_state_of_an_optimizer_is_one_sentence():
         for key in path[:-1]:
             node = node[key]
         node[path[-1]] = value
-        with pytest.raises(InputError, match=re.escape(words)):
+        with refused(re.escape(words)):
             check_like(optimizer, state, "opt")
-    with pytest.raises(InputError, match=re.escape(f"opt.{groups}")):
+    with refused(re.escape(f"opt.{groups}")):
         check_like(optimizer, 3, "opt")
 
 
@@ -282,7 +282,7 @@ OWN = {"scale": torch.ones(()), "parts": {"a": [1, 2.0]}, "name": "x"}
 )
 def test_states_of_another_structure_are_refused(given, words):
     check_like(OWN, dict(OWN), "s")
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         check_like(OWN, given, "s")
 
 

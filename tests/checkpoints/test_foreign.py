@@ -1,4 +1,5 @@
-"""Checkpoints of Improved Diffusion, Guided-Diffusion and GLIDE: what they compute here and there."""
+"""Checkpoints of Improved Diffusion, Guided-Diffusion, GLIDE and the original Diff-DALLE: what they compute here and
+there."""
 
 import dataclasses
 from dataclasses import replace
@@ -6,21 +7,24 @@ from dataclasses import replace
 import pytest
 import torch
 from network_making import UNET, relative
+from original import Original
 from others import Other
+from refusing import refused
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.checkpoints.checkpoint import load_file, load_weights
 from diff_dalle.checkpoints.foreign.reading import check_layout, content_of, recognize, state_of
-from diff_dalle.checkpoints.foreign.structure import RELEASES, Structure, TextStructure, find_release, structure_of
+from diff_dalle.checkpoints.foreign.structure import RELEASES, find_release, structure_of
 from diff_dalle.checkpoints.kinds import find_kind
-from diff_dalle.config import InputError
 from diff_dalle.diffusion.editing import known_part
 from diff_dalle.models.generator import GeneratorConfig, LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 
 SIZE = 16
-GIVEN = {"image_size": SIZE, "num_head_channels": 16, "noise_schedule": "cosine"}
-TEXT = (40, 6, 32, 2, 4)
+LENGTH, END = 7, 39  # of captions of Diff-DALLE, and their last token
+GIVEN = {"image_size": SIZE, "num_head_channels": 16, "noise_schedule": "cosine", "text_length": LENGTH}
+TEXT = (END + 1, 6, 32, 2, 4)
+ORIGINAL_TEXT = (END + 1, LENGTH, 32, 2, 2)
 UPSAMPLERS, INPAINTING = (6, 10), (7, 10)  # input channels
 CASES = {
     "unconditional": {},
@@ -48,6 +52,17 @@ CASES = {
     "spatial pool with a norm": dict(pooled=7, pool="spatial_v2", mults=(1, 2, 2), attention=(False, True, True)),
     "heads of the decoder": dict(head_channels=32, upsample_head_channels=16, mults=(1, 1), attention=(False, True)),
 }
+ORIGINALS = {
+    "original": dict(text=ORIGINAL_TEXT),
+    "original with equal widths": dict(text=(END + 1, LENGTH, 64, 1, 4), attention=(True, True)),
+    "original without text": {},
+    "original upsampler": dict(inputs=6, outputs=3),
+    "original upsampler with text": dict(inputs=6, text=ORIGINAL_TEXT, updown=False, blocks=2),
+    "original classifier": dict(pooled=32, text=ORIGINAL_TEXT),
+    "deep original classifier": dict(
+        pooled=32, text=ORIGINAL_TEXT, mults=(1, 1, 2), attention=(False, True, True), final_size=4
+    ),
+}
 
 
 def given(other):
@@ -59,15 +74,28 @@ def given(other):
     return flags | ({"enc_heads": other.text[4]} if other.text else {})
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request):
-    """A network of theirs, what is found of it, and ours."""
-    other = Other(**CASES[request.param])
-    found = recognize(other.state, "theirs.pt", given(other))
-    content = content_of(found, other.state, "theirs.pt")
-    network = find_kind(content["kind"]).read(content["config"]).build(TEXT[0]).eval()
+def network_of(other):
+    content = content_of(recognize(other.file, "theirs.pt", given(other)), other.file, "theirs.pt")
+    vocabulary = "clip" if isinstance(other, Original) else "gpt2"
+    assert content["tokenizer"] == (f"{vocabulary}-{END + 1}" if other.text else None)
+    network = find_kind(content["kind"]).read(content["config"]).build(END + 1).eval()
     load_weights(network, content, "theirs.pt")
-    return other, found, network
+    return network
+
+
+@pytest.fixture(scope="module", params=[*CASES, *ORIGINALS])
+def case(request):
+    """A network of theirs, and ours."""
+    name = request.param
+    other = Original(**ORIGINALS[name]) if name in ORIGINALS else Other(**CASES[name])
+    return other, network_of(other)
+
+
+def captions():
+    """Of Diff-DALLE, and ours without the last positions, which hold nothing."""
+    tokens = torch.zeros(2, LENGTH, dtype=torch.long)
+    tokens[0, :5], tokens[1, :2] = torch.tensor([38, 3, 17, 5, END]), torch.tensor([38, END])
+    return tokens, tokens[:, :5], tokens[:, :5] > 0
 
 
 def inputs(other, n=2):
@@ -85,7 +113,10 @@ def inputs(other, n=2):
         low_res, none = torch.randn(n, 3, SIZE // 4, SIZE // 4, generator=generator), torch.zeros(n)
         theirs["low_res"] = ours["low_res"] = low_res
         ours |= {"low_res_level": none, "low_res_blur": none}
-    if other.text:
+    if other.text and isinstance(other, Original):
+        theirs["tokens"], ours["tokens"], ours["mask"] = captions()
+        theirs["mask"] = theirs["tokens"] > 0
+    elif other.text:
         theirs["tokens"] = torch.randint(TEXT[0], (n, TEXT[1]), generator=generator)
         theirs["mask"] = torch.arange(TEXT[1]) < torch.tensor([[4], [0]])  # the second one has no caption
         first = torch.ones(n, 1, dtype=torch.bool)
@@ -96,52 +127,25 @@ def inputs(other, n=2):
 
 @torch.no_grad()
 def test_the_function_is_theirs(case):
-    other, _, network = case
+    other, network = case
     x, t, theirs, cond = inputs(other)
-    ours = network(x, t) if other.pooled else network(x, t, cond)
-    assert relative(ours, other(x, t, **theirs)) < 1e-5
+    if other.pooled and other.text:
+        assert relative(network.encode_image(x, t), other.encode_image(x, t)) < 1e-5
+        assert relative(network.encode_text(cond.tokens, cond.mask), other.encode_text(theirs["tokens"])) < 1e-5
+        assert network.scale.item() == pytest.approx(other.scale, rel=1e-6)
+        return
+    expected = other(x, t, **theirs)
+    assert relative(network(x, t) if other.pooled else network(x, t, cond), expected) < 1e-5
+    if other.text and isinstance(other, Original):  # an empty or dropped caption, whose mask has the start token alone
+        mask = cond.mask & torch.tensor([[True], [False]]) | (torch.arange(5) == 0)
+        assert relative(network(x, t, replace(cond, mask=mask)), expected) < 1e-5
 
 
 def test_the_way_back_is_exact(case):
-    other, _, network = case
-    state = state_of(network, "ours.pt", False, other.new_order)
-    assert state.keys() == other.state.keys()
-    assert all(torch.equal(state[key], value) for key, value in other.state.items())
-
-
-def structure_like(config, learned_variance):
-    """That of one of our networks."""
-    unet, text = config.unet, config.text
-    return Structure(
-        unet.num_channels,
-        tuple(map(float, unet.mults)),
-        unet.num_res_blocks,
-        tuple(map(unet.has_attention, range(unet.levels))),
-        config.channels * (1 + config.is_upsampler + config.inpaint) + config.inpaint,
-        config.channels * (2 if learned_variance else 1),
-        unet.num_classes,
-        unet.use_scale_shift_norm,
-        unet.resblock_updown,
-        unet.conv_resample or unet.resblock_updown,
-        TextStructure(
-            text.text_length - 1, text.enc_attn_dim, text.enc_depth, text.text_padding == "learned", text.enc_norm
-        )
-        if text.enc_attn_dim
-        else None,
-    )
-
-
-def test_shapes_tell_the_structure(case):
-    other, found, _ = case
-    if not other.pooled:
-        assert found.structure == structure_like(found.settings.model, other.outputs == 6)
-    assert found.structure.classes == other.pooled
-    assert found.structure.resblock_updown == (other.updown and len(other.mults) > 1)
-    assert found.structure.num_res_blocks == other.blocks and found.structure.attention == tuple(other.attention)
-    assert found.structure.channel_mult == tuple(other.mults) and found.structure.is_upsampler == (
-        other.inputs in UPSAMPLERS
-    )
-    assert found.structure.inpaints == (other.inputs in INPAINTING or other.outputs == 1)
+    other, network = case
+    state = state_of(network, "ours.pt", isinstance(other, Original), other.new_order)
+    assert state.keys() == other.file.keys()
+    assert all(torch.equal(state[key], value) for key, value in other.file.items())
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.name)
@@ -200,10 +204,6 @@ def test_noise_of_the_releases_is_as_published():
     assert {unseen.diffusion_steps for unseen in found.values()} == {1000, 4000}
 
 
-def test_no_two_releases_have_one_structure():
-    assert len({release.structure for release in RELEASES}) == len(RELEASES)
-
-
 # ----------------------------------------------------------------------------------------------------------- bad files
 
 
@@ -227,7 +227,7 @@ def test_no_two_releases_have_one_structure():
             {"pooled": 3},
             {},
             {"image_size": 32},
-            "positional_embedding of shape .64, 65., which does not fit a network with image_size 32",
+            "embedding of shape .64, 65., which does not fit a network of Guided-Diffusion with image_size 32",
         ),
         ({"inputs": 6}, {}, {}, "by small_size"),
         ({"inputs": 10}, {}, {}, "by small_size"),
@@ -241,7 +241,7 @@ def test_what_does_not_fit_is_refused(settings, changes, flags, message):
         {name: value for name, value in each.items() if value is not None}
         for each in (Other(**settings).state | changes, {**GIVEN, "enc_heads": 4, **flags})
     )
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         content_of(recognize(state, "theirs.pt", flags), state, "theirs.pt")
 
 
@@ -277,5 +277,49 @@ def test_what_a_layout_cannot_hold_is_refused(name, value, original):
     check_layout(config, "a.pt", original)
     section = "low_res" if name == "low_res_skip" else "unet"
     changed = replace(config, **{section: replace(getattr(config, section), **{name: value})})
-    with pytest.raises(InputError, match=f"a.pt has {name} {value}, which networks of .* cannot have"):
+    with refused(f"a.pt has {name} {value}, which networks of .* cannot have"):
         check_layout(changed, "a.pt", original)
+
+
+# ------------------------------------------------------------------------------------------------------ Diff-DALLE only
+
+ORIGINAL = Original(text=ORIGINAL_TEXT)
+
+
+def test_weights_that_were_trained_here_may_have_no_way_back():
+    """Keys and values that differ, and a caption that counts as one vector."""
+    for part, wrong in (("text_attention.kv.weight", "text_attention.kv"), ("text_emb.weight", "text_emb")):
+        network = network_of(ORIGINAL)
+        name = next(name for name, _ in network.named_parameters() if name.endswith(part))
+        with torch.no_grad():
+            network.get_parameter(name)[0] += 1
+        with refused(rf"ours.pt has values in \S*{wrong}\S* that the layout of Diff-DALLE"):
+            state_of(network, "ours.pt", True)
+
+
+def test_positions_that_were_trained_go_back():
+    network = network_of(ORIGINAL)
+    with torch.no_grad():
+        network.text_encoder.position_emb += 1
+    table = state_of(network, "ours.pt", True)["text_encoder.pos_enc.pe"][0]
+    theirs = ORIGINAL.state["text_encoder.pos_enc.pe"][0]
+    assert torch.equal(table[:LENGTH], theirs[:LENGTH] + 1) and torch.equal(table[LENGTH:], theirs[LENGTH:])
+
+
+def test_what_shapes_of_an_original_do_not_tell_must_be_said():
+    with refused(r"theirs.pt has the layout of Diff-DALLE.*run diff-dalle convert.*text_length"):
+        recognize(ORIGINAL.file, "theirs.pt")
+    found = recognize(ORIGINAL.file, "theirs.pt", {"image_size": 64, "noise_schedule": "cosine"}).unseen
+    assert (found.num_head_channels, found.enc_heads, found.text_length) == (64, 1, 48)
+
+
+def test_damaged_originals_are_refused():
+    state = ORIGINAL.file
+    for name, value, message in (
+        ("extra", torch.ones(2), "has an extra extra, which does not belong to a network of Diff-DALLE"),
+        ("text_encoder.pos_enc.pe", torch.ones(1, 3, 32), "has text_encoder.pos_enc.pe of shape"),
+        ("middle_block.1.attn2.adjust_kv_dim.weight", torch.ones(2, 2), "adjust_kv_dim.weight of shape"),
+    ):
+        wrong = {**state, name: value}
+        with refused(message):
+            content_of(recognize(wrong, "theirs.pt", given(ORIGINAL)), wrong, "theirs.pt")

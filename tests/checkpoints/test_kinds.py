@@ -17,9 +17,7 @@ class Toy(NetworkKind):
     model: Model = section(Model, was=("network",))
     training: Training = section(Training)
 
-    def build(self, vocab_size=0, trainee=""):
-        return None
-
+    network = object
     forward = signal = None
 
 
@@ -28,14 +26,11 @@ def test_a_config_may_be_older_than_a_name_or_a_section():
 
 
 def test_a_kind_that_forgets_something_cannot_be_declared():
-    with pytest.raises(TypeError, match="the kind half lacks title, forward, signal"):
+    with pytest.raises(TypeError, match="the kind half lacks title, network, forward, signal"):
 
         class Half(NetworkKind):
             name = "half"
             does = "text-to-image"
-
-            def build(self, vocab_size=0, trainee=""):
-                return None
 
 
 def test_every_kind_is_where_the_table_says():

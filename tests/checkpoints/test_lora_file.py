@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 from network_making import randomize
+from refusing import damaged, refused
 
 from diff_dalle.checkpoints.content import DamagedError
 from diff_dalle.checkpoints.lora_file import (
@@ -19,7 +20,6 @@ from diff_dalle.checkpoints.lora_file import (
     write_lora,
 )
 from diff_dalle.checkpoints.safetensors import read_safetensors, tensor_names, write_safetensors
-from diff_dalle.config import InputError
 from diff_dalle.models.text_encoder import TextEncoder, TextEncoderConfig
 from diff_dalle.text.tokenizer import load_tokenizer
 
@@ -94,7 +94,7 @@ def test_whole_numbers_stay_whole(tmp_path):
     assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in given.items())
     theirs = safetensors.torch.load_file(path)
     assert theirs["weight"].dtype == torch.float16 and torch.equal(theirs["steps"], given["steps"])
-    with pytest.raises(DamagedError, match="its tokens.deltas has whole numbers"):
+    with damaged("its tokens.deltas has whole numbers"):
         read_lora(write(tmp_path / "a.safetensors", values={"tokens.deltas": torch.arange(3)}))
 
 
@@ -103,14 +103,10 @@ def test_whole_numbers_stay_whole(tmp_path):
     [
         ({"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}, "x is F64, but only F32, F16, I64, BF16 are known"),
         ({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}, "invalid shape"),
-        ({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}, "invalid JSON"),
-        ({"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}, "invalid offset for tensor `x`"),
         ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "file not fully covered"),
-        ({"dtype": "F32", "shape": [2**47, 2**47, 0], "data_offsets": [0, 0]}, "overflow"),
         ({"dtype": "F32", "shape": [0, 2**47, 2**47], "data_offsets": [0, 0]}, "x has the shape .*, which no weight"),
         ({"dtype": "F32", "shape": [2, *[1] * 10**5], "data_offsets": [0, 8]}, "x has the shape .*, which no weight"),
         ({"dtype": "F32", "shape": [0, *[10**14] * 10**5], "data_offsets": [0, 0]}, "x has the shape .*, which no"),
-        ({"dtype": "F32", "shape": [10**400], "data_offsets": [0, 8]}, "invalid JSON"),
         ("text", "invalid JSON"),
     ],
 )
@@ -129,7 +125,7 @@ def test_tensors_are_counted_before_one_is_made(tmp_path, monkeypatch):
         ({"n" * 501: empty}, "whose name has more than 500 characters"),
         ({"x": empty, "__metadata__": {"a": "b" * 2**23}}, "its header has more than 8,388,608 bytes"),
     ):
-        with pytest.raises(DamagedError, match=words):
+        with damaged(words):
             read_safetensors(made(tmp_path, header, b""))
 
 
@@ -137,18 +133,18 @@ def test_truncated_and_foreign_files_are_refused(tmp_path):
     path = write(tmp_path / "a.safetensors")
     data = (tmp_path / "a.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(data[:-1])
-    with pytest.raises(DamagedError, match="cut.safetensors is damaged"):
+    with damaged("cut.safetensors is damaged"):
         read_lora(str(tmp_path / "cut.safetensors"))
     for content in (b"no such file at all", b""):
         (tmp_path / "text.safetensors").write_bytes(content)
         for read in (read_lora, tensor_names):
-            with pytest.raises(DamagedError, match="is damaged or no safetensors file"):
+            with damaged("is damaged or no safetensors file"):
                 read(str(tmp_path / "text.safetensors"))
-    with pytest.raises(InputError, match="is no LoRA of diff_dalle"):
+    with refused("is no LoRA of diff_dalle"):
         read_lora(made(tmp_path, {"__metadata__": {"format": "pt"}}, b""))
     metadata = {**json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]}
     del metadata["sha256"]  # of other elements
-    with pytest.raises(DamagedError, match="its metadata do not describe a LoRA"):
+    with damaged("its metadata do not describe a LoRA"):
         read_lora(made(tmp_path, {"__metadata__": {**metadata, "rank": "x"}}, b""))
     for name, value, words in (
         ("rank", "0", "0, but must be a whole number above 0"),
@@ -163,14 +159,14 @@ def test_truncated_and_foreign_files_are_refused(tmp_path):
         ("train_tokens", '{"[star]": null}', "a dict, but must be"),
         ("train_tokens", json.dumps(["a" * 1000]), "a list, but must be"),
     ):
-        with pytest.raises(DamagedError, match=f"its {name} is {words}"):
+        with damaged(f"its {name} is {words}"):
             read_lora(made(tmp_path, {"__metadata__": {**metadata, name: value}}, b""))
     assert read_lora(path).about == ABOUT
 
 
 def test_the_rank_is_that_of_the_pairs(tmp_path):
     path = write(tmp_path / "a.safetensors", replace(ABOUT, rank=3))
-    with pytest.raises(DamagedError, match=r"its rank is 3, but its blocks.0.mlp_in.lora_down is .* shape \(2, 8\)"):
+    with damaged(r"its rank is 3, but its blocks.0.mlp_in.lora_down is .* shape \(2, 8\)"):
         read_lora(path)
 
 
@@ -199,15 +195,13 @@ def test_several_loras_change_a_network_together(tmp_path):
 
 def test_what_does_not_fit_is_refused_with_the_file(tmp_path):
     loras = [WeightedLora(read_lora(write(tmp_path / "a.safetensors")))]
-    with pytest.raises(InputError, match=r"a.safetensors: the token \[star\] exists already"):
+    with refused(r"a.safetensors: the token \[star\] exists already"):
         extended_tokenizer(TOKENIZER, loras * 2)
-    with pytest.raises(InputError, match="a.safetensors trains tokens, but the network has no text encoder"):
+    with refused("a.safetensors trains tokens, but the network has no text encoder"):
         extended_tokenizer(None, loras)
-    with pytest.raises(
-        InputError, match="a.safetensors: the LoRA does not fit this network: it adapts blocks.0.mlp_in"
-    ):
+    with refused("a.safetensors: the LoRA does not fit this network: it adapts blocks.0.mlp_in"):
         merge_loras(randomize(torch.nn.Sequential(torch.nn.Linear(2, 2))), TOKENIZER, loras)
     values = {name: value for name, value in tensors().items() if name != "tokens.deltas"}
     lora = read_lora(write(tmp_path / "b.safetensors", values=values))
-    with pytest.raises(DamagedError, match=r"b.safetensors is damaged: it has no tokens.deltas"):
+    with damaged(r"b.safetensors is damaged: it has no tokens.deltas"):
         merge_loras(encoder(), TOKENIZER, [WeightedLora(lora)])

@@ -10,18 +10,17 @@ import pytest
 import torch
 from checkpoint_making import TINY, make_classifier_file, make_file, sample
 from decoder_making import make_decoder, save_decoder
+from refusing import damaged, refused
 
 import diff_dalle
 from diff_dalle.checkpoints import model_folder
 from diff_dalle.checkpoints.checkpoint import Identity, load_file
-from diff_dalle.checkpoints.content import DamagedError
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.model_folder import ModelFolder, find_file, open_model
 from diff_dalle.checkpoints.model_writing import portable, write_model
 from diff_dalle.checkpoints.record import Record, save_record
 from diff_dalle.checkpoints.safetensors import write_weights_file
 from diff_dalle.commands.command_line import parse
-from diff_dalle.config import InputError
 from diff_dalle.evaluators.settings import EvaluateInputs
 
 
@@ -116,7 +115,7 @@ def test_what_a_location_means(checkpoints, shipped, tmp_path, monkeypatch):
     shutil.copytree(shipped.path, tmp_path.parent / "other")
     assert open_model("other").path == "other"  # what is here has precedence
     os.mkdir("tiny")
-    with pytest.raises(InputError, match="the folder tiny here holds no model.*rename it"):
+    with refused("the folder tiny here holds no model.*rename it"):
         diff_dalle.load("tiny")
     save_record("tiny", Record(Identity("generator", {}, None)))
     assert open_model("tiny") is None  # a run has precedence too
@@ -136,19 +135,19 @@ def test_what_a_location_means(checkpoints, shipped, tmp_path, monkeypatch):
 )
 def test_impossible_tables_are_refused(tmp_path, table, word):
     (tmp_path / "model.json").write_text(json.dumps(table))
-    with pytest.raises(DamagedError, match=word):
+    with damaged(word):
         open_model(str(tmp_path))
 
 
 def test_what_is_no_model_is_named(shipped, model, checkpoints, tmp_path):
-    with pytest.raises(InputError, match="did you mean tiny"):
+    with refused("did you mean tiny"):
         diff_dalle.load("tny")
-    with pytest.raises(DamagedError, match="does not exist"):
+    with damaged("does not exist"):
         diff_dalle.load(str(tmp_path / "none.safetensors"))
     alone = write_model(str(tmp_path / "alone"), {"model_path": checkpoints["model_path"]})
-    with pytest.raises(InputError, match="no file for classifier_path"):
+    with refused("no file for classifier_path"):
         diff_dalle.load_classifier(alone.path)
-    with pytest.raises(InputError, match="no network for lora"):
+    with refused("no network for lora"):
         write_model(str(tmp_path / "other"), {"lora": ["a.safetensors"]})
 
 
@@ -157,7 +156,7 @@ def test_damage_is_noticed(model):
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedError, match="checksum"):
+    with damaged("checksum"):
         diff_dalle.load(str(path))
 
 
@@ -165,7 +164,7 @@ def test_values_beyond_half_precision_are_refused(checkpoints, tmp_path):
     content = load_file(checkpoints["model_path"][0])
     name = next(iter(content["state"]))
     content = {**content, "state": {**content["state"], name: torch.full((2,), 1e6)}}
-    with open(tmp_path / "a", "wb") as file, pytest.raises(InputError, match=f"values in {name}"):
+    with open(tmp_path / "a", "wb") as file, refused(f"values in {name}"):
         write_weights_file(file, content, "ema.pt")
 
 

@@ -1,14 +1,18 @@
-"""run.json: written and read back, and distrusted."""
+"""run.json: written and read back, and distrusted; and where runs go when nothing says it."""
 
 import json
 import os
+import re
+from datetime import date
+from types import SimpleNamespace
 
 import pytest
+from refusing import refused
 
 from diff_dalle.checkpoints import record
 from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.record import CheckpointSet, Record, load_record, save_record
-from diff_dalle.checkpoints.run_folder import RunFolder, read_run
+from diff_dalle.checkpoints.run_folder import choose_logdir, read_run
 from diff_dalle.config import InputError
 
 DATA = {"data_dir": {"digest": "0" * 64, "totals": "1 shard with 2 samples"}}
@@ -78,7 +82,7 @@ def test_wrong_types_are_one_sentence(tmp_path, path):
 def test_missing_entries_are_one_sentence(tmp_path):
     for path in (["kind"], ["config"], ["tokenizer"], ["checkpoints"], ["checkpoints", 0, "step"]):
         edited(tmp_path, *path, value=...)
-        with pytest.raises(InputError, match="damaged or was not written by diff_dalle"):
+        with refused("damaged or was not written by diff_dalle"):
             load_record(str(tmp_path))
 
 
@@ -99,17 +103,17 @@ def test_missing_entries_are_one_sentence(tmp_path):
 )
 def test_other_contents_are_one_sentence(tmp_path, data):
     (tmp_path / "run.json").write_bytes(data)
-    with pytest.raises(InputError, match="run.json is damaged or was not written by diff_dalle"):
+    with refused("run.json is damaged or was not written by diff_dalle"):
         load_record(str(tmp_path))
 
 
 def test_records_out_of_order_or_of_another_size_are_damaged(tmp_path, monkeypatch):
     edited(tmp_path, "checkpoints", 0, "step", value=4)
-    with pytest.raises(InputError, match="damaged"):
+    with refused("damaged"):
         load_record(str(tmp_path))
     save_record(str(tmp_path), RECORD)
     monkeypatch.setattr(record, "MAX_BYTES", 100)
-    with pytest.raises(InputError, match="damaged"):
+    with refused("damaged"):
         load_record(str(tmp_path))
 
 
@@ -122,7 +126,7 @@ NAMES = [
 def test_only_plain_names_are_accepted(tmp_path):
     for name in NAMES:
         edited(tmp_path, "checkpoints", 0, "files", "model", value=name)
-        with pytest.raises(InputError, match="which is no plain name: choose another logdir"):
+        with refused("which is no plain name: choose another logdir"):
             read_run(str(tmp_path))
 
 
@@ -134,5 +138,32 @@ def test_a_foreign_record_does_not_delete_the_file_of_a_checkpoint_that_is_kept(
     assert {name for name in os.listdir(tmp_path) if name.endswith(".pt")} == {"model000006.pt"}
 
 
-def test_a_folder_without_record_is_empty(tmp_path):
-    assert read_run(str(tmp_path)) is None and RunFolder(Identity("toy", {}), path="x").checkpoints == []
+# -------------------------------------------------------------------------------------------------------- where runs go
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_LOGDIR", raising=False)
+    return tmp_path
+
+
+def test_a_folder_here_named_by_the_time(here):
+    """It is not created yet, and is another one once it is there."""
+    found = choose_logdir("")
+    assert re.fullmatch(r"runs/\d{8}-\d{6}", found) and not (here / "runs").exists()
+    assert choose_logdir("", "samples").startswith("samples/")
+
+
+def test_a_folder_that_is_there_is_not_taken(here, monkeypatch):
+    monkeypatch.setattr("diff_dalle.checkpoints.run_folder.datetime", SimpleNamespace(now=lambda: date(2026, 11, 28)))
+    names = []
+    for _ in range(3):
+        names.append(choose_logdir(""))
+        (here / names[-1]).mkdir(parents=True)
+    assert names == [f"runs/20261128-000000{end}" for end in ("", "-2", "-3")]
+
+
+def test_what_is_said_comes_first(here, monkeypatch):
+    monkeypatch.setenv("OPENAI_LOGDIR", "elsewhere")
+    assert (choose_logdir("given"), choose_logdir("")) == ("given", "elsewhere")

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from refusing import refused
 
 from diff_dalle import storage
 from diff_dalle.checkpoints import run_lock
 from diff_dalle.checkpoints.run_lock import RunLock, hold
-from diff_dalle.config import InputError
 
 ROOT = str(Path(__file__).parent.parent.parent)
 HOLDER = """
@@ -52,7 +52,7 @@ def assert_held(folder):
 
 
 def assert_refused(folder, words):
-    with pytest.raises(InputError, match=words), hold(str(folder)):
+    with refused(words), hold(str(folder)):
         pytest.fail("entered")
 
 
@@ -129,10 +129,10 @@ def test_a_removed_file_is_noticed(tmp_path):
     """The next run holds another file of that name."""
     with hold(str(tmp_path)) as lock:
         (tmp_path / "run.lock").unlink()
-        with pytest.raises(InputError, match=r"run\.lock was removed, which marks .* as in use: leave it there"):
+        with refused(r"run\.lock was removed, which marks .* as in use: leave it there"):
             lock.check()
         write(tmp_path, **FOREIGN)
-        with pytest.raises(InputError, match=r"run\.lock was removed"):
+        with refused(r"run\.lock was removed"):
             lock.check()
     assert content(tmp_path) == FOREIGN
 
@@ -233,7 +233,7 @@ def test_a_damaged_lock_is_taken_over(tmp_path):
 def test_whoever_lost_the_folder_notices(tmp_path):
     with hold(str(tmp_path)) as lock:
         write(tmp_path, **FOREIGN)
-        with pytest.raises(InputError, match="is in use by process 7 on elsewhere"):
+        with refused("is in use by process 7 on elsewhere"):
             lock.check()
         time.sleep(0.2)
     assert content(tmp_path)["token"] == "other"  # neither a beat nor the release has changed it
@@ -278,5 +278,5 @@ def test_of_two_that_start_together_in_an_object_store_the_last_writer_wins(buck
 
 def test_what_cannot_be_a_lock_file_is_one_sentence(tmp_path):
     (tmp_path / "run.lock").mkdir()
-    with pytest.raises(InputError, match=r"run\.lock is a folder"):
+    with refused(r"run\.lock is a folder"):
         RunLock(str(tmp_path)).acquire()

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from refusing import damaged, refused
 from script_running import run as run_script
 
 from diff_dalle.checkpoints import shards
@@ -68,13 +69,13 @@ def test_ordinary_files_say_all_that_a_run_would_have_said(tmp_path):
 
 def test_a_folder_is_no_ordinary_file(tmp_path):
     path = make_folder(tmp_path / "sharded")
-    with pytest.raises(InputError, match=r"is a sharded checkpoint: .*diff-dalle consolidate --model_path"):
+    with refused(r"is a sharded checkpoint: .*diff-dalle consolidate --model_path"):
         load_file(str(path))
-    with pytest.raises(InputError, match="holds the index of a sharded checkpoint, but a model's weights"):
+    with refused("holds the index of a sharded checkpoint, but a model's weights"):
         load_file(str(path / INDEX))
-    with pytest.raises(DamagedError, match="does not exist"):
+    with damaged("does not exist"):
         consolidate(str(tmp_path / "missing"), str(tmp_path))
-    with pytest.raises(InputError, match="model_path is required"):
+    with refused("model_path is required"):
         consolidate_checkpoint(ConsolidateConfig())
 
 
@@ -85,7 +86,7 @@ def test_a_file_that_is_cut_off_or_missing_is_noticed_at_once(tmp_path, keep):
         os.truncate(file, int(keep * file.stat().st_size))
     else:
         file.unlink()
-    with pytest.raises(DamagedError, match="rank00000.bin is missing or truncated"):
+    with damaged("rank00000.bin is missing or truncated"):
         ShardedFolder(str(tmp_path / "sharded"))
 
 
@@ -94,7 +95,7 @@ def test_a_changed_byte_is_noticed_when_it_is_read(tmp_path):
     data = bytearray(file.read_bytes())
     data[5] ^= 1
     file.write_bytes(data)
-    with pytest.raises(DamagedError, match="the checksum of bytes from 0 on is wrong"):
+    with damaged("the checksum of bytes from 0 on is wrong"):
         consolidate(str(tmp_path / "sharded"), str(tmp_path / "out"))
 
 
@@ -128,7 +129,7 @@ HOSTILE = {
 def test_an_index_that_cannot_be_true_is_refused(tmp_path, what):
     path = make_folder(tmp_path / "sharded", model=MODEL)
     change_index(path, HOSTILE[what])
-    with pytest.raises(DamagedError, match=re.escape(f"{path}{os.sep}{INDEX} is damaged: it does not say where")):
+    with damaged(re.escape(f"{path}{os.sep}{INDEX} is damaged: it does not say where")):
         ShardedFolder(str(path))
 
 
@@ -140,7 +141,7 @@ def test_a_save_that_is_interrupted_leaves_no_whole_folder(tmp_path, monkeypatch
         raise InputError("the disk is full")
 
     monkeypatch.setattr(shards.storage, "atomic_writer", full)
-    with pytest.raises(InputError, match="the disk is full"):
+    with refused("the disk is full"):
         make_folder(path)
     with pytest.raises(DamagedError):
         ShardedFolder(str(path))

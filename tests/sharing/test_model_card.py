@@ -13,6 +13,7 @@ from control_making import make_controlnet
 from decoder_making import TEXT_UNET, UNET, make_decoder, save_decoder, save_unet
 from latent_file_making import make_cascade
 from others import Other
+from refusing import refused
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,7 +28,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.commands.prepare import COMMANDS as PREPARE
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.config import InputError, to_dict
+from diff_dalle.config import to_dict
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluation.report import rendered
 from diff_dalle.models.vit_clip import VitClipConfig
@@ -39,7 +40,8 @@ from diff_dalle.text.tokenizer import load_tokenizer
 TEXTS = CardTexts("A model", "hf://me/it", "a red circle")
 
 
-def card_of(path: str, role: str = "model_path", texts: CardTexts = TEXTS, **options) -> str:
+def card_of(path: str, texts: CardTexts = TEXTS, **options) -> str:
+    role = find_kind(load_file(path)["kind"]).role
     return model_card([CardFile(role, "model.safetensors", path, "fp16")], texts, **options)
 
 
@@ -76,12 +78,12 @@ def make_vit_clip(folder):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """(role, path) of checkpoints by what they hold."""
+    """Checkpoints by what they hold."""
     home = tmp_path_factory.mktemp("kinds")
     decoder = make_decoder(2)
     latent = make_cascade(home)
     base = make_file(home)
-    found = {
+    return {
         "generator": base,
         "class-conditional": make_stage(home / "classes.pt", num_classes=3, enc_attn_dim=0, caption_dropout=0),
         "unconditional": make_stage(home / "plain.pt", enc_attn_dim=0, caption_dropout=0),
@@ -104,16 +106,6 @@ def files(tmp_path_factory):
         "controlnet": make_controlnet(base, home / "canny.pt"),
         "stage_c_controlnet": make_controlnet(latent.c, home / "canny_c.pt"),
     }
-    roles = {
-        "upsampler": "upsampler_paths",
-        "decoder's upsampler": "upsampler_paths",
-        "classifier": "classifier_path",
-        "noisy_classifier": "classifier_path",
-        "vit_clip": "classifier_path",
-        "clean CLIP": "classifier_path",
-        **{name: name for name in ("stage_a", "semantic", "stage_b")},
-    }
-    return {name: (roles.get(name, "model_path"), path) for name, path in found.items()}
 
 
 WHAT = {
@@ -134,8 +126,8 @@ WHAT = {
 
 @pytest.mark.parametrize("name", WHAT)
 def test_every_kind_has_a_card(name, files):
-    role, path = files[name]
-    card = card_of(path, role)
+    path = files[name]
+    card = card_of(path)
     what, does = WHAT[name]
     assert f"* `model.safetensors`: {what}" in card and front_matter(card)["pipeline_tag"] == does
     state = load_file(path)["state"]
@@ -146,12 +138,12 @@ def test_every_kind_has_a_card(name, files):
 
 
 def test_all_kinds_are_here(files):
-    assert {load_file(files[name][1])["kind"] for name in WHAT} == KINDS.keys()
+    assert {load_file(files[name])["kind"] for name in WHAT} == KINDS.keys()
 
 
 def test_commands_parse_and_python_compiles(files):
     said = set()
-    for _, path in files.values():
+    for path in files.values():
         content = load_file(path)
         settings = find_kind(content["kind"]).read(content["config"])
         command, code = model_usage(settings, content["trainee"], "hf://me/it", 'it\'s "a" dog')
@@ -169,7 +161,7 @@ def test_commands_parse_and_python_compiles(files):
 
 
 def test_a_cascade_in_one_model_needs_no_further_files(files):
-    settings = find_kind("stage_c").read(load_file(files["stage_c"][1])["config"])
+    settings = find_kind("stage_c").read(load_file(files["stage_c"])["config"])
     command, code = model_usage(settings, "", "hf://me/it", "a", ("model_path", "stage_b", "stage_a"))
     assert command == "diff-dalle sample --model_path hf://me/it --prompts a"
     assert 'load("hf://me/it")' in code
@@ -232,9 +224,9 @@ def test_flops_are_those_of_a_pass_on_the_cpu(run_folder):
 
 def test_crops_count_as_they_are_trained_on(tmp_path):
     paths = [make_stage(tmp_path / f"{crop}.pt", image_size=32, small_size=16, crop_size=crop) for crop in (0, 16)]
-    whole, crop = (rows(card_of(path, "upsampler_paths"), "## Compute")[0] for path in paths)
+    whole, crop = (rows(card_of(path), "## Compute")[0] for path in paths)
     assert float(crop["GFLOPs per image"]) < 0.4 * float(whole["GFLOPs per image"])
-    assert "was trained on images of 32×32 pixels, in crops of 16×16." in card_of(paths[1], "upsampler_paths")
+    assert "was trained on images of 32×32 pixels, in crops of 16×16." in card_of(paths[1])
 
 
 def test_the_record_of_another_model_says_nothing(run_folder):
@@ -252,16 +244,16 @@ def test_hours_that_no_log_covers_are_not_recorded(run_folder):
     with open(log, "a") as file:
         file.write('{"samples": 90, "samples_per_second": 0}\n')
     assert training_hours(log, 70) is not None  # it is over before
-    with pytest.raises(InputError, match=r"progress\.jsonl is damaged in line 5"):
+    with refused(r"progress\.jsonl is damaged in line 5"):
         training_hours(log, 90)
 
 
 def test_an_assembled_decoder_has_no_total(files):
     """Its U-Nets were trained on different numbers of samples."""
-    assert {row["FLOPs of training"] for row in rows(card_of(files["decoder"][1]), "## Compute")} == {"not recorded"}
-    (one,) = rows(card_of(files["decoder's upsampler"][1]), "## Compute")
+    assert {row["FLOPs of training"] for row in rows(card_of(files["decoder"]), "## Compute")} == {"not recorded"}
+    (one,) = rows(card_of(files["decoder's upsampler"]), "## Compute")
     assert float(one["FLOPs of training"]) > 0
-    assert rows(card_of(files["controlnet"][1]), "## Compute")[0]["FLOPs of training"] == "not recorded"
+    assert rows(card_of(files["controlnet"]), "## Compute")[0]["FLOPs of training"] == "not recorded"
 
 
 def test_settings_are_those_of_the_file_without_places(tmp_path):
@@ -289,10 +281,10 @@ def test_a_decoders_card_does_not_say_where_its_clip_was(tmp_path):
 
 
 def test_what_people_say(files):
-    plain = card_of(files["generator"][1])
+    plain = card_of(files["generator"])
     assert "license" not in front_matter(plain) and "The license is not recorded." in plain
     texts = dataclasses.replace(TEXTS, license="mit", description="Of shapes.", limits="Shapes only.", prompt="a dog")
-    card = card_of(files["generator"][1], texts=texts, samples=[("Samples", "grid.png")])
+    card = card_of(files["generator"], texts=texts, samples=[("Samples", "grid.png")])
     assert front_matter(card)["license"] == "mit" and "## License\n\nmit" in card
     assert "\n\nOf shapes.\n\n" in card and "## Limits\n\nShapes only.\n" in card and "![Samples](grid.png)" in card
     assert "```bash\ndiff-dalle sample --model_path hf://me/it --prompts 'a dog'\n```" in card

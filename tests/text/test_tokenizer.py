@@ -2,14 +2,14 @@ import copy
 import pickle
 import random
 import warnings
+from itertools import pairwise
 
 import pytest
 import torch
 from refusing import refused
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.text.cleaning import clean, split_words
-from diff_dalle.text.tokenizer import Tokenizer, load_tokenizer
+from diff_dalle.text.tokenizer import Tokenizer, clean, load_tokenizer, merge_word, split_words
 from diff_dalle.text.vocabulary import Vocabulary
 
 OURS = load_tokenizer()
@@ -92,3 +92,68 @@ def test_pickled_copies_are_equal():
         assert copied.encode("a purple star, 日本") == OURS.encode("a purple star, 日本")
     assert copied.identity == OURS.identity
     assert len(packed) < 2**20
+
+
+# -------------------------------------------------------------------------------------------------- words and merges
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("  Two\twords\n\n ", "two words"),
+        ("caf&eacute; &amp;amp; bar", "café & bar"),
+        ("&lt;b&gt; 1 &amp;lt; 2", "<b> 1 < 2"),
+        ("schÃ¶n â€“ â€œokâ€\x9d", 'schön – "ok"'),
+        ("e\u0301", "é"),
+        ("ÀÉ\u00a0ΑΣ", "àé ας"),
+        ("a\ud83d\ude00b\ud800", "a😀b\ufffd"),
+        ("\x00\u2028 ", ""),
+    ],
+)
+def test_clean(text, cleaned):
+    assert clean(text) == cleaned
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("it's we'll o'clock", ["it", "'s", "we", "'ll", "o", "'", "clock"]),
+        ("3.14 km²", ["3", ".", "1", "4", "km", "²"]),
+        ("日本語 ☃️!", ["日本語", "☃️!"]),
+        ("", []),
+    ],
+)
+def test_split_words(text, words):
+    assert split_words(text) == words
+
+
+def merge_plainly(ids, merges):
+    """The definition: find the earliest applicable merge, apply it from left to right, repeat."""
+    ids = list(ids)
+    while possible := [merges[pair] for pair in pairwise(ids) if pair in merges]:
+        first, out = min(possible), []
+        for token in ids:
+            if out and merges.get((out[-1], token)) == first:
+                out[-1] = first
+            else:
+                out.append(token)
+        ids = out
+    return ids
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_merging_equals_the_definition(seed):
+    """Any table of merges, also one in which a merge precedes those that produce its parts."""
+    rng = random.Random(seed)
+    merges = {}
+    while len(merges) < 30:
+        merges[rng.randrange(20), rng.randrange(20)] = 3 + len(merges)
+    for _ in range(50):
+        word = [rng.randrange(3) for _ in range(rng.randrange(30))]
+        assert merge_word(word, merges) == merge_plainly(word, merges)
+
+
+def test_a_word_of_a_hundred_thousand_letters():
+    """Merging is not quadratic in the length of a word: the definition would take hours here."""
+    merges = {(i, 0): i + 1 for i in range(1, 100_000)}
+    assert merge_word([1] + [0] * 99_999, merges) == [100_000]

@@ -3,12 +3,14 @@
 import os
 import urllib.request
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 from hub_server import LARGE
+from refusing import refused
 
 from diff_dalle.config import InputError
-from diff_dalle.tracking.saver import SaverConfig
+from diff_dalle.tracking.saver import SaverConfig, check_name, check_relative, fill_name
 from diff_dalle.tracking.tracker import Saved, Tracker
 from diff_dalle.tracking.trackers import TRACKERS, TrackingConfig, create_trackers
 
@@ -66,7 +68,7 @@ def test_without_a_file_the_settings_configure_the_run(tmp_path):
 def test_a_local_saver_that_fails_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     tracker = make(tmp_path, {"save_latest_to": str(tmp_path / "file" / "latest.pth")})
-    with pytest.raises(InputError, match="file"):
+    with refused("file"):
         tracker.saved(saved())
 
 
@@ -94,7 +96,7 @@ def test_impossible_settings_are_refused(settings, words):
 
 def test_two_savers_do_not_share_a_path():
     same = SaverConfig(save_latest_to="a.pth")
-    with pytest.raises(InputError, match=r"savers\[1\].save_latest_to is 'a.pth', but another saver with the same"):
+    with refused(r"savers\[1\].save_latest_to is 'a.pth', but another saver with the same"):
         TrackingConfig(savers=(same, same))
     TrackingConfig(savers=(same, SaverConfig("huggingface", "a.pth", huggingface_repo="a/b")))
 
@@ -134,19 +136,11 @@ def test_a_large_file_arrives_whole_in_an_existing_repository(tmp_path, hub):
 
 
 def test_what_is_said_at_the_end_is_still_shown(tmp_path, hub, monkeypatch):
-    calls = []
-
-    class Shown(Tracker):
-        def note(self, text):
-            calls.append(text)
-
-        def finish(self):
-            calls.append("finish")
-
-    monkeypatch.setitem(TRACKERS, "csv", lambda run: Shown())
-    tracker = make(tmp_path, LATEST, trackers=("csv",))
-    save_and_finish(tracker)
-    assert calls[-2:] == [f"Saved latest.pth to the repository me/it of {hub.url}", "finish"]
+    shown = Mock(Tracker)
+    monkeypatch.setitem(TRACKERS, "csv", lambda run: shown)
+    save_and_finish(make(tmp_path, LATEST, trackers=("csv",)))
+    said = f"Saved latest.pth to the repository me/it of {hub.url}"
+    assert shown.mock_calls[-2:] == [call.note(said), call.finish()]
 
 
 def test_a_hub_that_is_away_stops_nothing(tmp_path, hub, monkeypatch):
@@ -182,7 +176,7 @@ def test_a_hub_that_refuses_in_mid_run_stops_nothing(tmp_path, hub):
 
 def test_a_wrong_token_is_known_before_training(tmp_path, hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(InputError, match="huggingface_repo me/it cannot be used"):
+    with refused("huggingface_repo me/it cannot be used"):
         make(tmp_path, LATEST)
     (tmp_path / "token").write_text("hf_right\n")
     make(tmp_path, {**HUB, "save_latest_to": "latest.pth", "token_path": str(tmp_path / "token")}).finish()
@@ -191,13 +185,13 @@ def test_a_wrong_token_is_known_before_training(tmp_path, hub, monkeypatch):
 def test_a_missing_login_is_known_before_training(tmp_path, hub, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(InputError, match="needs a login: run `hf auth login`"):
+    with refused("needs a login: run `hf auth login`"):
         make(tmp_path, LATEST)
 
 
 def test_the_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r"pip install 'diff_dalle\[hub\]'`, or leave save_to huggingface out"):
+    with refused(r"pip install 'diff_dalle\[hub\]'`, or leave save_to huggingface out"):
         make(tmp_path, LATEST)
 
 
@@ -228,7 +222,7 @@ def test_wandb_is_asked_to_send_files_at_once(tmp_path, offline, monkeypatch):
 
 
 def test_wandb_without_a_run_is_refused(tmp_path):
-    with pytest.raises(InputError, match="log to wandb too, or name a run by wandb_run_path"):
+    with refused("log to wandb too, or name a run by wandb_run_path"):
         make(tmp_path, {"save_to": "wandb", "save_latest_to": "a"})
 
 
@@ -244,14 +238,81 @@ def test_another_wandb_run_gets_files(tmp_path, monkeypatch, fast_retries):
     wandb = pytest.importorskip("wandb")
     sent = {}
 
-    class Run:
-        def __init__(self, path):
-            self.path = path
+    def upload(path, root):
+        sent[os.path.relpath(path, root)] = Path(path).read_bytes()
 
-        def upload_file(self, path, root):
-            sent[self.path, os.path.relpath(path, root)] = Path(path).read_bytes()
-
-    monkeypatch.setattr(wandb, "Api", lambda: type("Api", (), {"run": staticmethod(Run)}))
+    monkeypatch.setattr(wandb, "Api", api := Mock())
+    api().run.return_value.upload_file = upload
     tracker = make(tmp_path, {"save_to": "wandb", "save_latest_to": "a/b.pth", "wandb_run_path": "e/p/i"})
     save_and_finish(tracker)
-    assert sent == {("e/p/i", os.path.join("a", "b.pth")): b"checkpoint 200 x"}
+    assert sent == {os.path.join("a", "b.pth"): b"checkpoint 200 x"}
+    api().run.assert_called_once_with("e/p/i")
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+VALUES = {"epoch": 3, "step": 200, "sample": 17, "samples_seen": 6417, "unet": "0-1", "val_loss": 0.123456}
+
+
+@pytest.mark.parametrize(
+    ("name", "filled"),
+    [
+        ("latest.pth", "latest.pth"),
+        ("e{epoch}/s{step}_{sample}_{samples_seen}.pth", "e3/s200_17_6417.pth"),
+        ("unet{unet}_{step:06d}.pth", "unet0-1_000200.pth"),
+        ("{step:4}|{step:04}", " 200|0200"),
+        ("best_{val_loss}.pth", "best_0.1235.pth"),
+        ("best_{val_loss:.2f}.pth", "best_0.12.pth"),
+        ("{{step}}{step}", "{step}200"),
+    ],
+)
+def test_placeholders_are_filled(name, filled):
+    check_name(name, "save_best_to", relative=False)
+    assert fill_name(name, VALUES) == filled
+
+
+def test_a_loss_that_is_not_known_is_none():
+    assert fill_name("{val_loss}_{val_loss:.3f}.pth", {**VALUES, "val_loss": None}) == "none_none.pth"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("{stp}.pth", r"save_best_to has \{stp\}, but the placeholders are \{epoch\}, .*; did you mean step\?"),
+        ("{step.real}.pth", "placeholders"),
+        ("{step.__class__.__mro__}.pth", "placeholders"),
+        ("{step[0]}.pth", "placeholders"),
+        ("{0}.pth", "placeholders"),
+        ("{}.pth", "placeholders"),
+        ("{step!r}.pth", "leave !r out"),
+        ("{step:>9}.pth", r"like that of \{step:06d\}"),
+        ("{step:999999999}.pth", "a format must be"),
+        ("{step:.2f}.pth", "a format must be"),
+        ("{step:{epoch}}.pth", "a format must be"),
+        ("{unet:02d}.pth", "a format must be"),
+        ("{val_loss:06d}.pth", r"like that of \{val_loss:.4f\}"),
+        ("{step.pth", "does not end"),
+        ("step}.pth", "does not end"),
+        ("", "must be the path of a file"),
+        (" ", "must be the path of a file"),
+        ("folder/", "must be the path of a file"),
+        ("a\nb.pth", "must be the path of a file"),
+    ],
+)
+def test_others_are_refused(name, words):
+    with pytest.raises(InputError, match=words) as error:
+        check_name(name, "save_best_to", relative=False)
+    assert "save_best_to" in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../x", "a//x", "./x", "a\\x", "C:x", "s3://b/x", ""])
+def test_names_in_a_repository_stay_inside(path):
+    with refused("must be relative"):
+        check_relative(path, "save_meta_to")
+    check_relative("a/b.c/x.pth", "save_meta_to")
+
+
+def test_absolute_paths_are_for_local_savers():
+    check_name("/runs/x.pth", "save_latest_to", relative=False)
+    with refused("must be relative"):
+        check_name("/runs/x.pth", "save_latest_to", relative=True)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...config import InputError, named, quantity, to_dict
+from ...diffusion.forward_process import ForwardProcess
 from ...diffusion.schedules import get_named_beta_schedule
 from ...models.decoder.blocks import LinearAttention
 from ...models.decoder.config import DecoderUnetConfig
@@ -23,7 +24,7 @@ from ...models.decoder.unet import DecoderUnet
 from ..checkpoint import Identity, networks_content
 from ..decoder import DecoderConfig
 from ..decoder_stage import DecoderStage
-from .names import Change, Weight, same
+from .names import Change, Weight, give_weights, same, swapped, take_weights
 
 MARK = "to_time_hiddens.1.weight"
 EMA = "ema."  # what a trainer's EMA weights are called among all weights of its file
@@ -74,6 +75,11 @@ _LAYERS = (
     (r"\.proj\.weight$", ".to_out.0.weight"),
     (r"\.out_norm\.weight$", ".to_out.1.g"),
 )
+#: Tables of a noise schedule that have the same names here.
+_TABLES = (
+    "betas", "alphas_cumprod", "alphas_cumprod_prev", "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod",
+    "log_one_minus_alphas_cumprod", "posterior_variance", "posterior_mean_coef1", "posterior_mean_coef2",
+)  # fmt: skip
 _OVER_POSITIONS = re.compile(r"(.*attention\.attention)\.")
 
 
@@ -125,8 +131,8 @@ def _change(network: DecoderUnet, own: str, shape: tuple[int, ...]) -> tuple[Cha
         return lambda value: value.squeeze(0), lambda value: value.unsqueeze(0)
     if ".resample.linear." in own:  # rows by (channel, place), here by (place, channel)
         return (
-            lambda value: _swapped(4, value.view(shape)),
-            lambda value: _as_convolution(_swapped(shape[0] // 4, value)),
+            lambda value: swapped(shape[0] // 4, 4, value.view(shape)),
+            lambda value: _as_convolution(swapped(4, shape[0] // 4, value)),
         )
     if own.endswith(".weight") and _unshuffles(network, own):
         return lambda value: value.view(shape), lambda value: value.flatten(1)[..., None, None]
@@ -135,11 +141,6 @@ def _change(network: DecoderUnet, own: str, shape: tuple[int, ...]) -> tuple[Cha
     if _in_linear(network, own):  # its norms
         return torch.flatten, lambda value: value.view(1, -1, 1, 1)
     return same, same
-
-
-def _swapped(inner: int, value: Tensor) -> Tensor:
-    """Rows by (outer, inner) → rows by (inner, outer)."""
-    return value.unflatten(0, (-1, inner)).transpose(0, 1).flatten(0, 1)
 
 
 def _as_convolution(value: Tensor) -> Tensor:
@@ -219,23 +220,11 @@ def _repeated(values: tuple, count: int) -> tuple:
 def _read_unet(state: Mapping[str, Tensor], stage: DecoderStage, path: str) -> dict[str, Tensor]:
     with torch.device("meta"):
         network = stage.build()
-    own, left = dict[str, Tensor](), {*state}
-    for weight in weights_of(network):
-        value = state.get(weight.other)
-        left.discard(weight.other)
-        if value is None or tuple(value.shape) != weight.other_shape:
-            found = "no" if value is None else f"{tuple(value.shape)} for"
-            raise InputError(
-                f"{path} has {found} {weight.other} of {stage.name}, but its settings require {weight.other_shape}: "
-                f"give the file of its training with {named('decoder_config')}"
-            )
-        own[weight.own] = weight.take(value).contiguous()
-    if extra := sorted(left - _unused(stage.unet).keys()):
-        raise InputError(
-            f"{path} has an extra {extra[0]} of {stage.name}: give the file of its training with "
-            f"{named('decoder_config')}"
-        )
-    return own
+    weights = list(weights_of(network))
+    unused = _unused(stage.unet).keys() - {weight.other for weight in weights}
+    used = {name: value for name, value in state.items() if name not in unused}
+    whose = f"{stage.name} with the settings of {named('decoder_config')}: give the file of its training"
+    return take_weights(weights, used, path, whose)
 
 
 def _unused(unet: DecoderUnetConfig) -> dict[str, tuple[int, ...]]:
@@ -273,9 +262,8 @@ def unet_state(network: DecoderUnet, stage: DecoderStage, path: str) -> dict[str
     for name, value in (("as_published", True), ("attend_at_middle", True), ("combine_upsample_fmaps", False)):
         if getattr(unet, name) != value:
             raise InputError(f"{path} has {name} {not value} in {stage.name}, which networks of DALLE2-pytorch lack")
-    own = network.state_dict()
     found = {name: torch.zeros(shape) for name, shape in _unused(unet).items()}
-    return found | {weight.other: weight.give(own[weight.own]).contiguous() for weight in weights_of(network)}
+    return found | give_weights(weights_of(network), network, path, "DALLE2-pytorch")
 
 
 def decoder_state(networks: Mapping[int, DecoderUnet], decoder: DecoderConfig, path: str) -> dict[str, Tensor]:
@@ -294,23 +282,13 @@ def decoder_state(networks: Mapping[int, DecoderUnet], decoder: DecoderConfig, p
 
 def _tables(start: str, schedule: str, steps: int, k: float = 1.0, gamma: float = 0.0) -> dict[str, Tensor]:
     """The tables of a noise schedule."""
-    betas = torch.from_numpy(get_named_beta_schedule(schedule, steps))
-    kept = (1 - betas).cumprod(0)
-    before = torch.cat([kept.new_ones(1), kept[:-1]])
-    variance = betas * (1 - before) / (1 - kept)
-    tables = {
-        "betas": betas,
-        "alphas_cumprod": kept,
-        "alphas_cumprod_prev": before,
-        "sqrt_alphas_cumprod": kept.sqrt(),
-        "sqrt_one_minus_alphas_cumprod": (1 - kept).sqrt(),
-        "log_one_minus_alphas_cumprod": (1 - kept).log(),
-        "sqrt_recip_alphas_cumprod": (1 / kept).sqrt(),
+    process = ForwardProcess(get_named_beta_schedule(schedule, steps))
+    tables = {name: torch.from_numpy(getattr(process, name)) for name in _TABLES}
+    kept = tables["alphas_cumprod"]
+    tables |= {
+        "sqrt_recip_alphas_cumprod": (1 / kept).sqrt(),  # infinite without a signal, unlike here
         "sqrt_recipm1_alphas_cumprod": (1 / kept - 1).sqrt(),
-        "posterior_variance": variance,
-        "posterior_log_variance_clipped": variance.clamp(min=1e-20).log(),
-        "posterior_mean_coef1": betas * before.sqrt() / (1 - kept),
-        "posterior_mean_coef2": (1 - before) * (1 - betas).sqrt() / (1 - kept),
+        "posterior_log_variance_clipped": tables["posterior_variance"].clamp(min=1e-20).log(),
         "p2_loss_weight": (k + kept / (1 - kept)) ** -gamma,
     }
     return {f"{start}{name}": value.float() for name, value in tables.items()}

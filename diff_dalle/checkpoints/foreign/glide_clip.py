@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ...diffusion.diffusion_config import NoiseConfig
 from ...models.vit_clip import VitClipConfig
 from ..checkpoint import Identity, file_content
 from ..pixels import VitClipSettings
+from .names import Weight, give_weights, same, take_weights
 
 IMAGE, TEXT = "image_tower.", "text_tower."
 _MARKS = {IMAGE: {"blocks.input.w_t", "blocks.input.patch_proj"}, TEXT: {"blocks.input.w_voc", "blocks.input.w_pos"}}
@@ -67,59 +69,54 @@ def clip_content(
         raise InputError(f"{paths[0]} and {paths[1]} have shapes of no noised CLIP of GLIDE") from None
     with torch.device("meta"):
         network = settings.build()
-    left = {IMAGE: dict(image), TEXT: dict(text)}
-    state = {}
-    for name, shape in _shapes(network).items():
-        tower, path = (IMAGE, paths[0]) if name.startswith(IMAGE) else (TEXT, paths[1])
-        parts = []
-        for other, kept in _parts(name.removeprefix(tower)):
-            value = left[tower].pop(other, None) if kept else None
-            if kept and value is None:
-                raise InputError(f"{path} has no {other}")
-            parts.append(value if value is not None else torch.zeros(shape[0] // 3))
-        if any(not part.is_floating_point() or part.dim() != len(shape) for part in parts):
-            raise InputError(f"{path} has an odd {_parts(name.removeprefix(tower))[0][0]}")
-        state[name] = torch.cat(parts).float()
-        if state[name].shape != shape:
-            raise InputError(f"{path} has {_parts(name.removeprefix(tower))[0][0]} in a shape that does not fit")
-    for tower, path in zip((IMAGE, TEXT), paths, strict=True):
-        if left[tower]:
-            raise InputError(f"{path} has an extra {next(iter(left[tower]))}, which GLIDE's noised CLIP lacks")
+    own = dict[str, Tensor]()
+    for tower, half, path in ((IMAGE, image, paths[0]), (TEXT, text, paths[1])):
+        own |= take_weights(_weights(network, tower), half, path, "a noised CLIP of GLIDE of this width and depth")
     tokenizer = f"clip-{settings.model.token_rows}"
+    state = {name: value.float() for name, value in own.items()}
     return file_content("model", Identity(settings.name, to_dict(settings), tokenizer), 0, 0, state)
 
 
-def clip_states(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights of the image encoder and of the text encoder as GLIDE has them."""
-    found: dict[str, dict[str, Tensor]] = {IMAGE: {}, TEXT: {}}
-    for name, value in network.state_dict().items():
-        tower = IMAGE if name.startswith(IMAGE) else TEXT
-        parts = _parts(name.removeprefix(tower))
-        for (other, kept), part in zip(parts, value.chunk(len(parts)), strict=True):
-            if not kept and part.any():
-                raise InputError(f"{name} has biases of keys, which GLIDE's layout cannot hold")
-            if kept:
-                found[tower][other] = part.contiguous()
-    return found[IMAGE], found[TEXT]
+def clip_states(network: nn.Module, path: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights of the image encoder and of the text encoder as GLIDE has them. path: of the checkpoint."""
+    image, text = (give_weights(_weights(network, tower), network, path, "GLIDE") for tower in (IMAGE, TEXT))
+    return image, text
 
 
-def _shapes(network: nn.Module) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in network.state_dict().items()}
+def _weights(network: nn.Module, tower: str) -> Iterator[Weight]:
+    """Of one tower."""
+    for own, value in network.state_dict().items():
+        if not own.startswith(tower):
+            continue
+        names = _names(own.removeprefix(tower))
+        shape = (len(value) // len(names), *value.shape[1:])
+        for part, other in enumerate(names):
+            take = same if other else functools.partial(_zeros, shape)
+            yield Weight(own, other, shape, take, functools.partial(_part, part, len(names)))
 
 
-def _parts(name: str) -> list[tuple[str, bool]]:
-    """The weights there of one of a tower here, in the order of its rows, and whether they are there."""
+def _zeros(shape: tuple[int, ...], _: Tensor) -> Tensor:
+    return torch.zeros(shape)
+
+
+def _part(i: int, count: int, value: Tensor) -> Tensor:
+    return value.chunk(count)[i].clone()
+
+
+def _names(name: str) -> list[str]:
+    """The weights there of one of a tower here, in the order of its rows; "" = it is not there."""
     if name in _NAMES:
-        return [(f"blocks.{_NAMES[name]}", True)]
+        return [f"blocks.{_NAMES[name]}"]
     module, _, kind = name.rpartition(".")
     is_norm = module.endswith("norm")
     ending = {"weight": "g" if is_norm else "w", "bias": "b"}[kind]
     if layer := re.fullmatch(r"blocks\.(\d+)\.(.+)", module):
         block = f"blocks.block_{layer[1]}"
         if layer[2] == "attention.qkv":
-            return [(f"{block}.f_attn.f_{role}.{ending}", ending == "w" or role != "k") for role in "qkv"]
-        return [(f"{block}.{_LAYERS[layer[2]]}.{ending}", True)]
-    return [(f"blocks.{_NAMES[module]}.{ending}", True)]
+            roles = [f"{block}.f_attn.f_{role}.{ending}" for role in "qkv"]
+            return roles if ending == "w" else [roles[0], "", roles[2]]
+        return [f"{block}.{_LAYERS[layer[2]]}.{ending}"]
+    return [f"blocks.{_NAMES[module]}.{ending}"]
 
 
 def _settings(image: Mapping[str, Tensor], text: Mapping[str, Tensor], head_channels: int) -> VitClipSettings:

@@ -15,15 +15,16 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
 import torch
 from torch import Tensor, nn
 
-from ...config import load_mapping
+from ...config import InputError, load_mapping
 from ...models.noised_clip import MAX_SCALE
+from ..content import short
 
 TABLES = load_mapping(resources.files(__package__).joinpath("tables.yaml").read_text("utf-8"), "tables.yaml")
 IMAGES = "image_encoder."  # of Diff-DALLE's classifier; without this, the names of its half are a generator's
@@ -145,10 +146,11 @@ def _by_role(network: nn.Module, own: str, roles: int) -> tuple[Change, Change]:
     """From (head, role) to (role, head), and back."""
     heads = network.get_submodule(own.rpartition(".")[0].rpartition(".")[0]).heads
     assert isinstance(heads, int)
-    return functools.partial(_swapped, heads, roles), functools.partial(_swapped, roles, heads)
+    return functools.partial(swapped, heads, roles), functools.partial(swapped, roles, heads)
 
 
-def _swapped(first: int, second: int, value: Tensor) -> Tensor:
+def swapped(first: int, second: int, value: Tensor) -> Tensor:
+    """Rows by (first, second, rest) → rows by (second, first, rest)."""
     return value.unflatten(0, (first, second, -1)).transpose(0, 1).flatten(0, 2)
 
 
@@ -178,14 +180,52 @@ def guided_names(names: Iterable[str]) -> dict[str, str] | None:
     return {name.removeprefix(IMAGES).replace(".attn1.", ".") if TEXTS not in name else name: name for name in names}
 
 
-def odd_weight(network: nn.Module) -> str:
-    """The name of a weight whose values Diff-DALLE's layout cannot hold; empty if there is none."""
-    for weight in weights_of(network, original=True):
-        value = network.get_parameter(weight.own)
-        is_lossy = not weight.other or ".adjust_kv_dim." in weight.other
-        if is_lossy and not torch.equal(weight.take(weight.give(value)).to(value), value):
-            return weight.own
-    return ""
+def take_weights(weights: Iterable[Weight], state: Mapping[str, Tensor], path: str, whose: str) -> dict[str, Tensor]:
+    """The values here of weights in a file; of several with one name here, one after the other.
+
+    whose: the network that they are for, with what its settings are from.
+
+    InputError for a weight too many, too few, of another shape or of whole numbers.
+    """
+    own: dict[str, Tensor] = {}
+    left = dict.fromkeys(state)
+    for weight in weights:
+        left.pop(weight.other, None)
+        value = state.get(weight.other) if weight.other else torch.empty(0)
+        if value is None:
+            raise InputError(f"{path} has no {weight.other}, which belongs to {whose}")
+        if type(value) is not Tensor or not value.is_floating_point():
+            raise InputError(f"{path} has an odd {weight.other}: {short(value)}")
+        try:
+            part = weight.take(value)
+        except (RuntimeError, IndexError):
+            part = value
+        if part.shape != weight.shape:
+            raise InputError(f"{path} has {weight.other} of shape {tuple(value.shape)}, which does not fit {whose}")
+        own[weight.own] = torch.cat([own[weight.own], part]) if weight.own in own else part
+    if left:
+        raise InputError(f"{path} has an extra {next(iter(left))}, which does not belong to {whose}")
+    return own
+
+
+def give_weights(weights: Iterable[Weight], network: nn.Module, path: str, project: str) -> dict[str, Tensor]:
+    """The weights of a network, from ``path``, as a project's layout has them; several of ours with one name there are
+    one after the other. InputError for values that it cannot hold."""
+    state, found = network.state_dict(), dict[str, Tensor]()
+    for weight in weights:
+        value = state[weight.own]
+        given = weight.give(value)
+        if not weight.other or ".adjust_kv_dim." in weight.other:
+            kept = weight.take(given).to(value)
+            if not torch.equal(kept, value if weight.other else given):
+                raise InputError(
+                    f"{path} has values in {weight.own} that the layout of {project} cannot hold: it was trained on, "
+                    "or did not come from there"
+                )
+        if weight.other:
+            parts = [found[weight.other], given] if weight.other in found else [given.contiguous()]
+            found[weight.other] = torch.cat(parts) if parts[1:] else parts[0]
+    return found
 
 
 def names_table(network: nn.Module, new_order: bool) -> dict[str, Weight]:

@@ -19,9 +19,8 @@ from ...models.text_encoder import TextEncoderConfig
 from ...models.transformer import DenoiserConfig
 from ...models.unet import UNetConfig
 from ..checkpoint import Identity, file_content
-from ..content import short
 from ..pixels import ClassifierSettings, GeneratorSettings, NoisyClassifierSettings
-from .names import TEXTS, Weight, odd_weight, weights_of
+from .names import TEXTS, Weight, give_weights, take_weights, weights_of
 from .structure import LATENTS, Release, Structure, Unseen, find_release, structure_of
 
 Settings: TypeAlias = "GeneratorSettings | ClassifierSettings | NoisyClassifierSettings"
@@ -62,12 +61,12 @@ class Recognized:
 
     def __str__(self) -> str:
         if self.release is None:
-            return f"has the layout of {_project(self.structure)}, and is taken with {self.unseen}"
+            return f"has the layout of {_project(self.structure.original)}, and is taken with {self.unseen}"
         return f"has the shapes of {self.release.project}'s {self.release.name}, and is taken with {self.unseen}"
 
 
-def _project(structure: Structure) -> str:
-    return "Diff-DALLE" if structure.original else "Guided-Diffusion"
+def _project(original: bool) -> str:
+    return "Diff-DALLE" if original else "Guided-Diffusion"
 
 
 def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] | None = None) -> Recognized:
@@ -90,8 +89,8 @@ def recognize(state: Mapping[str, Tensor], path: str, given: Mapping[str, Any] |
     release = find_release(structure)
     if release is None and not {"image_size", "noise_schedule"} <= set(given):
         raise InputError(
-            f"{path} has the layout of {_project(structure)}, but the shapes of none of the published networks: run "
-            f"diff-dalle convert --model_path {path} with what they do not tell ({FLAGS})"
+            f"{path} has the layout of {_project(structure.original)}, but the shapes of none of the published "
+            f"networks: run diff-dalle convert --model_path {path} with what they do not tell ({FLAGS})"
         )
     if structure.image_channels == LATENTS:
         raise InputError(
@@ -198,29 +197,9 @@ _SETTINGS: dict[str, Callable[[Structure, Unseen], Settings]] = {
 
 
 def content_of(found: Recognized, state: Mapping[str, Tensor], path: str) -> dict[str, Any]:
-    """The content of a checkpoint of ours with weights that were recognized. InputError for a weight too many, too few
-    or of another shape."""
-    own: dict[str, Tensor] = {}
-    left = dict.fromkeys(state)
-    for weight in found.weights():
-        if not weight.other:
-            own[weight.own] = weight.take(torch.empty(0))
-            continue
-        value = state.get(weight.other)
-        if type(value) is not Tensor or not value.is_floating_point():
-            raise InputError(f"{path} has {'no' if value is None else 'an odd'} {weight.other}: {short(value)}")
-        left.pop(weight.other, None)
-        try:
-            own[weight.own] = weight.take(value)
-        except (RuntimeError, IndexError):
-            own[weight.own] = value
-        if own[weight.own].shape != weight.shape:
-            raise InputError(
-                f"{path} has {weight.other} of shape {tuple(value.shape)}, which does not fit a network with "
-                f"{found.unseen}"
-            )
-    if left:
-        raise InputError(f"{path} has an extra {next(iter(left))}, which networks of {_project(found.structure)} lack")
+    """The content of a checkpoint of ours with weights that were recognized. InputError as for ``take_weights``."""
+    whose = f"a network of {_project(found.structure.original)} with {found.unseen}"
+    own = take_weights(found.weights(), state, path, whose)
     tokenizer = f"{found.vocabulary}-{found.vocab_size}" if found.structure.text else None
     identity = Identity(found.structure.kind, to_dict(found.settings), tokenizer)
     return file_content("model", identity, 0, 0, own)
@@ -230,18 +209,7 @@ def state_of(network: nn.Module, path: str, original: bool, new_order: bool = Fa
     """The weights of one of our networks, from ``path``, in the layout of Diff-DALLE (``original``), or in that of
     Guided-Diffusion and GLIDE, which has none for "no class"; see ``check_no_class``. InputError for values that the
     layout of Diff-DALLE cannot hold."""
-    if original and (odd := odd_weight(network)):
-        raise InputError(
-            f"{path} has values in {odd} that the layout of Diff-DALLE cannot hold: it was trained on, or did not come "
-            "from there"
-        )
-    state, found = network.state_dict(), dict[str, Tensor]()
-    for weight in weights_of(network, original, new_order):
-        if weight.other:
-            value = weight.give(state[weight.own])
-            parts = [found[weight.other], value] if weight.other in found else [value.contiguous()]
-            found[weight.other] = torch.cat(parts) if parts[1:] else parts[0]
-    return found
+    return give_weights(weights_of(network, original, new_order), network, path, _project(original))
 
 
 def check_no_class(network: nn.Module, path: str) -> None:

@@ -238,29 +238,29 @@ def _levels(shapes: Shapes) -> tuple[int, int]:
     )
     ups = _indices(shapes, r"output_blocks\.(\d+)\.[12]\.(?:conv|in_layers\.0)\.weight")
     others = sorted(set(range(1, encoder[-1] + 1)) - set(encoder))  # they halve the resolution without a block
+    total = encoder[-1] + 1
     if ups:
         blocks = ups[0]
     elif others:
         blocks = others[0] - 1
     elif decoder:
-        blocks = len(decoder) - 1
+        blocks = total - 1
     else:
-        return _levels_of_encoder(shapes, encoder[-1])
-    levels = len(decoder) // (blocks + 1) if decoder else (encoder[-1] + 1) // (blocks + 1)
-    return levels, blocks
+        blocks = _blocks_of_encoder(shapes, total)
+    return total // (blocks + 1), blocks
 
 
-def _levels_of_encoder(shapes: Shapes, last: int) -> tuple[int, int]:
-    """As ``_levels``, for residual blocks that halve the resolution: these keep the width and have no attention; what
-    follows them may change the width; and the blocks of a level all have attention, or none has."""
-    attention = {i for i in range(1, last + 1) if f"input_blocks.{i}.1.qkv.weight" in shapes}
-    changes = {i for i in range(1, last + 1) if f"input_blocks.{i}.0.skip_connection.weight" in shapes}
-    for blocks in range(last, 0, -1):
-        levels, rest = divmod(last + 1, blocks + 1)
-        downs = {level * (blocks + 1) for level in range(1, levels)}
+def _blocks_of_encoder(shapes: Shapes, total: int) -> int:
+    """Residual blocks of each level, where residual blocks halve the resolution: these keep the width and have no
+    attention; what follows them may change the width; and the blocks of a level all have attention, or none has."""
+    attention = {i for i in range(1, total) if f"input_blocks.{i}.1.qkv.weight" in shapes}
+    changes = {i for i in range(1, total) if f"input_blocks.{i}.0.skip_connection.weight" in shapes}
+    for blocks in range(total - 1, 0, -1):
+        downs = set(range(blocks + 1, total, blocks + 1))
         starts = {0, *downs}
         spans = [set(range(start + 1, start + 1 + blocks)) for start in starts]
         uniform = all(span <= attention or not span & attention for span in spans)
-        if rest == 0 and uniform and not downs & (attention | changes) and changes <= {start + 1 for start in starts}:
-            return levels, blocks
+        fits = not downs & (attention | changes) and changes <= {start + 1 for start in starts}
+        if total % (blocks + 1) == 0 and uniform and fits:
+            return blocks
     raise ValueError("no number of residual blocks explains the widths")

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from ...config import Fault, named, option, settings
 from ...tracking.loader import LoaderConfig
-from ...tracking.names import wrong_keys
-from ...tracking.saver import SaverConfig, check_savers
+from ...tracking.saver import SaverConfig, check_savers, wrong_keys
 
 # What each kind of logger has beside what all have; True = required.
 LOGGERS = {
