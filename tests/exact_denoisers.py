@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from diff_dalle.diffusion import SAMPLERS, ModelMeanType
-from diff_dalle.diffusion.log_snr_targets import TARGETS
+from diff_dalle.diffusion.parametrization import TARGETS
 
 CENTERS = torch.tensor([[-0.8, 0.3], [0.5, 0.6], [0.1, -0.7]], dtype=torch.float64)
 

@@ -20,7 +20,7 @@ from ..embeddings.contract import weights_digest
 from ..images.control_filters.contract import ControlFilter
 from ..images.control_filters.pictures import ReadyFilter
 from ..images.control_filters.table import ControlConfig
-from ..images.pixels import to_uint8
+from ..images.signal import to_uint8
 from ..models.adapters.controlnet import ControlNet
 from ..models.adapters.unet_controlnet import UnetControlConfig
 from ..models.generator import GeneratorConfig

@@ -19,7 +19,7 @@ from diff_dalle.diffusion import (
     create_gaussian_diffusion,
     guided_denoiser,
 )
-from diff_dalle.diffusion.guidance import classifier_free, dynamic_threshold, similarity_gradient, thresholding
+from diff_dalle.diffusion.guidance import _joined, dynamic_threshold, extrapolated, similarity_gradient, thresholding
 
 CONFIG = DiffusionConfig(diffusion_steps=100, noise_schedule="cosine", prediction="x_start", variance="learned_range")
 COND, NULL = Conditioning(labels=torch.tensor([1, 2])), Conditioning(labels=torch.tensor([0, 0]))
@@ -35,6 +35,10 @@ class Network:
         self.sizes.append(len(x))
         label = cond.labels.view(-1, 1, 1, 1)
         return torch.cat([0.1 * x + 0.1 * label, 0.1 * label.expand_as(x)], dim=1).half()
+
+
+def classifier_free(model, cond, null, scale, rescale=0.0):
+    return extrapolated(model, _joined(cond, null, None), scale, 0.0, rescale)
 
 
 def test_only_the_mean_is_guided():

@@ -26,8 +26,7 @@ from diff_dalle.diffusion import (
 )
 from diff_dalle.diffusion.editing import Edit, EditConfig, shortened
 from diff_dalle.diffusion.guidance import guidance_interval
-from diff_dalle.diffusion.log_snr_targets import SCALERS, TARGETS
-from diff_dalle.diffusion.parametrization import PREDICTIONS
+from diff_dalle.diffusion.parametrization import PREDICTIONS, SCALERS, TARGETS
 from diff_dalle.diffusion.samplers import Prediction
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from diff_dalle.diffusion.tiling import Tiled

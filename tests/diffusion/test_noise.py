@@ -6,10 +6,15 @@ from refusing import refused
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from diff_dalle.diffusion.noise import pyramid_noise, training_noise
+from diff_dalle.diffusion import LogSnrConfig, LogSnrProcess
+from diff_dalle.diffusion.log_snr import pyramid_noise
 from diff_dalle.randomness import Draw
 
 DRAW = Draw(5, torch.arange(4000))
+
+
+def training_noise(normal, shape, offset=0.0, pyramid=0.0):
+    return LogSnrProcess(LogSnrConfig(offset_noise=offset, pyramid_noise=pyramid)).noise(normal, shape)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (6, 20), (33, 17), (1, 12)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diff_dalle.diffusion import LogSnrConfig, LogSnrProcess
-from diff_dalle.diffusion.noise_conditions import NOISE_CONDITIONS
+from diff_dalle.diffusion.log_snr_schedules import NOISE_CONDITIONS
 
 LOG_SNR = [9.2102, 1.7114, 0.0, -1.7803, -9.2102]
 VALUES = {

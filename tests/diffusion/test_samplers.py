@@ -31,7 +31,7 @@ from diff_dalle.diffusion import (
     space_timesteps,
 )
 from diff_dalle.diffusion.diffusion_config import training_process
-from diff_dalle.diffusion.log_snr_targets import TARGETS
+from diff_dalle.diffusion.parametrization import TARGETS
 from diff_dalle.diffusion.samplers import ancestral, ddim, ddim_inversion, lcm
 from diff_dalle.diffusion.sampling import SamplerConfig
 

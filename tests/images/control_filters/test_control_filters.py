@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from diff_dalle.config import InputError, registry
-from diff_dalle.images import packaged, plugins
+from diff_dalle.images import plugins
 from diff_dalle.images.control_filters.contract import ControlFilter, Materials
-from diff_dalle.images.control_filters.identity import Face
+from diff_dalle.images.control_filters.identity import Face, faces_of_insightface
 from diff_dalle.images.control_filters.inpainting import box_or_stroke_masks, salient_masks
 from diff_dalle.images.control_filters.pictures import as_control
 from diff_dalle.images.control_filters.table import FILTERS, MISSING, PUBLISHED, ControlConfig
@@ -198,10 +198,10 @@ def test_faces_are_those_of_insightface(monkeypatch):
     app = SimpleNamespace(FaceAnalysis=FaceAnalysis)
     for name, module in (("insightface", SimpleNamespace(app=app)), ("insightface.app", app)):
         monkeypatch.setitem(sys.modules, name, module)
-    packaged.faces_of_insightface.cache_clear()
+    faces_of_insightface.cache_clear()
     red = torch.tensor([1.0, 0, 0])[:, None, None].expand(3, 64, 96)[None]
     control = make("identity", '{"p_drop": 0, "p_full": 0}')(red, draw(1))
-    packaged.faces_of_insightface.cache_clear()
+    faces_of_insightface.cache_clear()
     assert made == [("buffalo_l", "detection", "recognition"), -1]
     assert control[0].norm(dim=0).round().tolist() == [[0, 1, 0], [0, 0, 0]]  # left and top come first in its boxes
 
