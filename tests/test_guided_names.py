@@ -342,8 +342,8 @@ def test_messages_and_values_of_a_script(job, tmp_path):
     with logger.scoped_configure(str(tmp_path), ["csv", "log"]):
         assert logger.get_dir() == str(tmp_path)
         logger.set_level(logger.WARN)
-        for say in (logger.debug, logger.info, logger.warn, logger.error):
-            say("this is", say.__name__)
+        for level in ("debug", "info", "warn", "error"):
+            getattr(logger, level)("this is", level)
         logger.logkvs({"step": 3, "a": 1.5})
         for value in (1.0, 3.0):
             logger.logkv_mean("b", value)
