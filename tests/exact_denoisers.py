@@ -20,14 +20,6 @@ def posterior_mean(x, alpha_bar, scale):
     return (share[..., None] * means).sum(1)
 
 
-def posterior_variance(x, alpha_bar, scale):
-    """The mean over both coordinates of the variance of x_start given x_t = x, [N]."""
-    points = x + torch.tensor([[1e-4, 0.0], [-1e-4, 0.0], [0.0, 1e-4], [0.0, -1e-4]], dtype=torch.float64)[:, None]
-    ends = torch.stack([posterior_mean(each, alpha_bar, scale) for each in points])
-    slope = ((ends[0] - ends[1])[:, 0] + (ends[2] - ends[3])[:, 1]) / 2e-4
-    return slope / 2 * (1 - alpha_bar) / alpha_bar**0.5  # Tweedie's formula, of the second order
-
-
 class ExactModel:
     """The prediction required by ``process``, for data of a mixture of Gaussians of width ``scale`` at CENTERS.
 

@@ -60,15 +60,17 @@ def test_scale_one_is_off():
     assert torch.equal(found.x_start, plain.x_start) and torch.equal(found.mean, plain.mean)
 
 
-def test_guidance_requires_a_condition():
+@pytest.mark.parametrize(("scales", "name"), [((2.0, None), "guidance_scale"), ((1.0, 2.0), "guidance_scale_end")])
+def test_guidance_requires_a_condition(scales, name):
     """Neither missing conditions nor those with nothing to drop are silently left unguided."""
-    process, config = create_gaussian_diffusion(CONFIG), GuidanceConfig(guidance_scale=2.0)
+    process, config = create_gaussian_diffusion(CONFIG), GuidanceConfig(*scales)
     low_res = Conditioning(low_res=torch.zeros(2, 3, 4, 4))
     for cond, null in ((None, None), (low_res, low_res)):
-        with refused("guidance_scale is 2, but there is no caption, class or image embedding"):
+        with refused(f"{name} is 2, but there is no caption, class or image embedding"):
             guided_denoiser(process, Network(), cond, null, config)
-    with refused("guidance_scale is 2, but null is missing"):
+    with refused("null is missing"):
         guided_denoiser(process, Network(), COND, None, config)
+    assert config.at_scale(1.0).scales(True) == (1, 1)
 
 
 def test_an_embedding_mask_may_be_left_out():
@@ -114,16 +116,6 @@ def test_the_scale_may_change_with_time():
 
 def mean_of_labels(x, t, cond):
     return 0.1 * x * (1 + cond.labels.view(-1, 1, 1, 1))
-
-
-def test_a_changing_scale_is_never_silently_off():
-    process, low_res = create_gaussian_diffusion(CONFIG), Conditioning(low_res=torch.zeros(2, 3, 4, 4))
-    config = GuidanceConfig(1.0, 2.0)
-    with refused("guidance_scale_end is 2, but there is no caption"):
-        guided_denoiser(process, Network(), low_res, low_res, config)
-    with refused("null is missing"):
-        guided_denoiser(process, Network(), COND, None, config)
-    assert config.scales(True) == (1, 2) and config.at_scale(1.0).scales(True) == (1, 1)
 
 
 @pytest.mark.parametrize("rescale", [0.3, 1.0])
@@ -512,6 +504,7 @@ def test_the_scale_of_the_gradient_only_prevents_underflow(monkeypatch):
     assert scaled[1].eq(2.0**-26).all() and similarity_gradient(half, x).eq(0).all()
 
 
-def test_an_unknown_gradient_is_refused():
-    with refused("classifier_gradient"):
-        ClassifierGuidance(curved_similarity, 1.0, "x_0")
+def test_unknown_gradients_and_forms_are_refused():
+    for name, value in (("gradient", "x_0"), ("form", "variance")):
+        with refused(f"classifier_{name}"):
+            ClassifierGuidance(curved_similarity, 1.0, **{name: value})
