@@ -25,7 +25,7 @@ def shrunk_plainly(image: Image.Image, target: tuple[int, int]) -> np.ndarray:
     return np.array(image.resize(covering, Image.BICUBIC))
 
 
-@pytest.mark.parametrize("size", [*SIZES, (10, 10), (1, 70), (7, 7)], ids=str)
+@pytest.mark.parametrize("size", [*SIZES, (10, 10), (1, 30), (7, 7)], ids=str)
 @pytest.mark.parametrize("target", [(16, 16), (31, 31), (64, 64), (16, 32), (40, 24)], ids=str)
 def test_the_center_crop_equals_guided_diffusion_bit_for_bit(size, target):
     """And covers a target that is not square; small images are enlarged."""
@@ -119,18 +119,6 @@ def test_windows_lie_on_their_grid_and_reach_every_place_equally_often():
     assert set(found) == {(top, left) for top in (0, 4, 8) for left in (0, 4, 8, 12, 16, 20, 24)}
     assert min(found.values()) > 60 and max(found.values()) < 140  # 95 expected, standard deviation 10
     np.testing.assert_array_equal(random_window(pixels[:16, :16], window, (0.9, 0.9)), pixels[:16, :16])
-
-
-@pytest.mark.parametrize("grid", [2, 3, 8])
-def test_windows_and_downsampling_commute(grid):
-    pixels = np.random.default_rng(0).integers(0, 256, (48, 96, 3))
-
-    def sums(image):
-        return image.reshape(image.shape[0] // grid, grid, -1, grid, 3).sum((1, 3))
-
-    for u in np.random.default_rng(1).random((50, 2)).tolist():
-        small = random_window(sums(pixels), Window(24 // grid, 1), u)
-        np.testing.assert_array_equal(sums(random_window(pixels, Window(24, grid), u)), small)
 
 
 @pytest.mark.parametrize(("size", "grid"), [(10, 4), (0, 4), (-4, 4), (4, 0)])
