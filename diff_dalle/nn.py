@@ -41,12 +41,12 @@ class GroupNorm32(nn.GroupNorm):
 
 def conv_nd(dims: int, *args, **kwargs) -> nn.Module:
     """A convolution of 1, 2 or 3 dimensions."""
-    return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](*args, **kwargs)
+    return getattr(nn, f"Conv{dims}d")(*args, **kwargs)
 
 
 def avg_pool_nd(dims: int, *args, **kwargs) -> nn.Module:
     """Average pooling in 1, 2 or 3 dimensions."""
-    return (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[dims - 1](*args, **kwargs)
+    return getattr(nn, f"AvgPool{dims}d")(*args, **kwargs)
 
 
 def normalization(channels: int) -> GroupNorm32:

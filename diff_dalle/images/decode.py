@@ -323,11 +323,14 @@ def _late_exif(data: bytes) -> bytes:
 def _is_complete(image: Image.Image, data: bytes) -> bool:
     """Whether the pixels of a decoded png are all there. Its stream may end early and be valid all the same; Pillow
     then leaves the other pixels as they were before, which is 0. So where the last row is 0, or pixels are interlaced,
-    it is decoded again over other values."""
+    it is decoded again over other values of what comes last: the last row, or the one before."""
     width, height = image.size
     if not image.info.get("interlace") and image.crop((0, height - 1, width, height)).getbbox():
         return True
-    pixels = image.tobytes()
+    end = (0, max(height - 2, 0), width, height)
+    pixels = image.crop(end).tobytes()
+    canvas = Image.new(image.mode, image.size)
+    canvas.paste(Image.frombytes(image.mode, (width, height - end[1]), b"\xff" * len(pixels)), end)
     again = Image.open(io.BytesIO(data), formats=("PNG",))
-    again.im = Image.frombytes(image.mode, image.size, b"\xff" * len(pixels)).im
-    return again.tobytes() == pixels
+    again.im = canvas.im
+    return again.crop(end).tobytes() == pixels

@@ -12,10 +12,9 @@ import torch
 
 from diff_dalle.config import InputError, registry
 from diff_dalle.images import plugins
-from diff_dalle.images.control_filters.contract import ControlFilter, Materials
+from diff_dalle.images.control_filters.contract import ControlFilter, Materials, as_control
 from diff_dalle.images.control_filters.identity import Face, faces_of_insightface
 from diff_dalle.images.control_filters.inpainting import box_or_stroke_masks, salient_masks
-from diff_dalle.images.control_filters.pictures import as_control
 from diff_dalle.images.control_filters.table import FILTERS, MISSING, PUBLISHED, ControlConfig
 from diff_dalle.images.decode import BrokenSample
 from diff_dalle.randomness import Draw
