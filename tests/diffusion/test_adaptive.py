@@ -129,14 +129,10 @@ from log_snr_making import make_trainee, train
 def main():
     with launch(DistributedConfig(device="cpu", start_timeout=120)) as world:
         trainee = make_trainee(world)
-        train(trainee, range({STEPS}))
+        train(trainee, {STEPS})
         torch.save((trainee.task.extra_state(), trainee.task.model.state_dict()), f"{{sys.argv[1]}}/{{world.rank}}.pt")
 run_script(main)
 """
-
-
-def alone():
-    return make_trainee(World(ProcessInfo("single"), torch.device("cpu")))
 
 
 def test_two_processes_and_micro_batches_have_the_state_of_one(tmp_path):
@@ -146,8 +142,8 @@ def test_two_processes_and_micro_batches_have_the_state_of_one(tmp_path):
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([tests, *sys.path])}
     result = run_ranks([str(tmp_path / "job.py"), str(tmp_path)], env)
     assert result.returncode == 0, result.stderr
-    one = alone()
-    train(one, range(STEPS), micro=8)
+    one = make_trainee(World(ProcessInfo("single"), torch.device("cpu")))
+    train(one, STEPS, micro=8)
     (first, weights), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     for name, value in one.task.extra_state().items():
         assert torch.equal(first[name], second[name]) and (value != 1).sum() > 10

@@ -29,7 +29,7 @@ from diff_dalle.diffusion.parametrization import PREDICTIONS, SCALERS, TARGETS
 from diff_dalle.diffusion.samplers import Prediction
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from diff_dalle.diffusion.tiling import Tiled
-from diff_dalle.images.signal import Signal
+from diff_dalle.images.signal import LatentSignal
 from diff_dalle.randomness import Draw
 
 MEANS = ("eps", "x_start", "v")
@@ -274,18 +274,6 @@ def test_samplers_need_nothing_but_the_levels():
 # ---------------------------------------------------------------------------------------------- end to end
 
 
-class Latent(Signal):
-    """Two unbounded channels."""
-
-    channels, value_range = 2, None
-
-    def to_pixels(self, x):
-        raise NotImplementedError
-
-    def from_pixels(self, images):
-        raise NotImplementedError
-
-
 class Local(nn.Conv2d):
     """A network with a receptive field of 3×3, that sees what it was trained on."""
 
@@ -319,7 +307,8 @@ def test_editing_in_latent_space(scaler, prediction):
             return process._target.make(x_start, (x - a * x_start) / b, a, b)
 
     def edited(**config):
-        batch = SampleBatch(Latent(), (4, 6), [0, 1], Conditioning(), edit=Edit(latents, None, EditConfig(**config)))
+        edit = Edit(latents, None, EditConfig(**config))
+        batch = SampleBatch(LatentSignal(2), (4, 6), [0, 1], Conditioning(), edit=edit)
         steps = process.steps(100, shift=1.5)
         return sample_batch(Exact(), steps, batch, SamplerConfig("ddim"), UNLIMITED) - latents
 
@@ -332,7 +321,7 @@ def test_editing_in_latent_space(scaler, prediction):
 def test_tiling_in_latent_space(scaler):
     """A network that sees 3×3 positions returns the same in tiles as as a whole, at the scale of its training."""
     process, network = make(scaler=scaler, prediction="v"), Local()
-    batch = SampleBatch(Latent(), (16, 24), [0, 1], Conditioning())
+    batch = SampleBatch(LatentSignal(2), (16, 24), [0, 1], Conditioning())
     steps = process.steps(3)
     with torch.no_grad():
         whole = sample_batch(network, steps, batch, SamplerConfig("ddim"), UNLIMITED)
