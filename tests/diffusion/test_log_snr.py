@@ -215,18 +215,22 @@ GAUSSIAN_STD = {  # steps → of data N(.7, .5²), by sampler
 }
 
 
-def gaussian(process, count, name, n=20_000):
-    """Samples [n] of ``count`` steps with the exact denoiser of data N(.7, .5²)."""
-    steps, generator = process.steps(count), torch.Generator().manual_seed(0)
-    x = torch.randn(n, 1, 1, 1, generator=generator)
+def exact(process):
+    """The network of data N(.7, .5²). It knows the noise level by its time input, and sees x_t as in training."""
 
     def model(x_t, t):
-        """It knows the noise level by its time input, and sees x_t as scaled in training."""
         a, b = process.scales(process.log_snr(t.double()), x_t)
         x_start = 0.7 + a * 0.25 / (a**2 * 0.25 + b**2) * (x_t - a * 0.7)
         return process._target.make(x_start, (x_t - a * x_start) / b, a, b)
 
-    denoise = steps.denoiser(model, clip_denoised=False)
+    return model
+
+
+def gaussian(process, count, name, n=20_000):
+    """Samples [n] of ``count`` steps with the exact denoiser of data N(.7, .5²)."""
+    steps, generator = process.steps(count), torch.Generator().manual_seed(0)
+    x = torch.randn(n, 1, 1, 1, generator=generator)
+    denoise = steps.denoiser(exact(process), clip_denoised=False)
     *_, last = SAMPLERS[name](steps, denoise, x, lambda t: torch.randn(x.shape, generator=generator))
     return last.x.flatten()
 
@@ -302,9 +306,7 @@ def test_editing_in_latent_space(scaler, prediction):
 
     class Exact(Local):
         def forward(self, x, t, cond):
-            a, b = process.scales(process.log_snr(t.double()), x)
-            x_start = 0.7 + a * 0.25 / (a**2 * 0.25 + b**2) * (x - a * 0.7)
-            return process._target.make(x_start, (x - a * x_start) / b, a, b)
+            return exact(process)(x, t)
 
     def edited(**config):
         edit = Edit(latents, None, EditConfig(**config))
