@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 
+linear, zero_module = nn.Linear, layers.zero_init
+
+
 class GroupNorm32(nn.GroupNorm):
     """Group norm in fp32 of an input of any type and number of axes."""
 
@@ -38,17 +41,12 @@ class GroupNorm32(nn.GroupNorm):
 
 def conv_nd(dims: int, *args, **kwargs) -> nn.Module:
     """A convolution of 1, 2 or 3 dimensions."""
-    return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](*args, **kwargs)
+    return getattr(nn, f"Conv{dims}d")(*args, **kwargs)
 
 
 def avg_pool_nd(dims: int, *args, **kwargs) -> nn.Module:
     """Average pooling in 1, 2 or 3 dimensions."""
-    return (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[dims - 1](*args, **kwargs)
-
-
-def linear(*args, **kwargs) -> nn.Linear:
-    """A linear layer."""
-    return nn.Linear(*args, **kwargs)
+    return getattr(nn, f"AvgPool{dims}d")(*args, **kwargs)
 
 
 def normalization(channels: int) -> GroupNorm32:
@@ -59,11 +57,6 @@ def normalization(channels: int) -> GroupNorm32:
 def timestep_embedding(timesteps: Tensor, dim: int, max_period: int = 10000) -> Tensor:
     """[N] steps, also fractional, → [N, dim] sinusoids (Vaswani et al. 2017, §3.5)."""
     return layers.timestep_embedding(timesteps, dim, max_period)
-
-
-def zero_module(module: nn.Module) -> nn.Module:
-    """Set all parameters to 0 and return the module."""
-    return layers.zero_init(module)
 
 
 @torch.no_grad()

@@ -61,11 +61,6 @@ def _key(seed: int, purpose: str) -> np.ndarray:
     return mix64(mix64(np.array([seed], dtype=np.uint64)) ^ name)
 
 
-def _signed_key(seed: int, purpose: str) -> int:
-    """``_key`` as an int64."""
-    return _signed(_key(seed, purpose)[0])
-
-
 def random_bits(seed: int, purpose: str, positions: Sequence[int] | np.ndarray) -> np.ndarray:
     """One uint64 per position, uniform over all 64-bit values."""
     return mix64(mix64(np.asarray(positions, dtype=np.uint64)) ^ _key(seed, purpose))
@@ -123,6 +118,12 @@ def normal_pairs(bits: Tensor) -> Tensor:
     return pairs.flatten(1)
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device. A GPU is not waited for."""
+    pinned = values.pin_memory() if device.type == "cuda" and values.device.type == "cpu" else values  # else it waits
+    return pinned.to(device, non_blocking=device.type in ("cuda", "meta"))
+
+
 class Draw:
     """Every random number of a batch of samples.
 
@@ -144,9 +145,8 @@ class Draw:
         return self.moved(self.index)
 
     def moved(self, values: Tensor) -> Tensor:
-        """Values of the CPU on the device, which is not waited for."""
-        pinned = values.pin_memory() if self.device.type == "cuda" else values  # a copy from other memory waits
-        return pinned.to(self.device, non_blocking=True)
+        """Values on the device, as ``sent``."""
+        return sent(values, self.device)
 
     @functools.cached_property
     def _mixed(self) -> Tensor:
@@ -156,18 +156,16 @@ class Draw:
         """[N] int64, uniform over all 64-bit values."""
         import torch
 
-        if self.device.type != "cpu":
-            return splitmix64(self._mixed ^ _signed_key(self.seed, purpose), 1)[:, 0]
-        return torch.from_numpy(random_bits(self.seed, purpose, self.index.numpy()).view(np.int64))
+        if self.device.type == "cpu":
+            return torch.from_numpy(random_bits(self.seed, purpose, self.index.numpy()).view(np.int64))
+        return splitmix64(self._mixed ^ _signed(_key(self.seed, purpose)[0]), 1)[:, 0]
 
     def uniform(self, purpose: str) -> Tensor:
         """[N] float64 in [0, 1) (float32 where the device has no float64)."""
         import torch
 
-        if self.device.type != "cpu":
-            dtype = torch.float32 if self.device.type == "mps" else torch.float64
-            return (self.keys(purpose) >> 11 & (2**53 - 1)).to(dtype) * 2.0**-53
-        return torch.from_numpy(random_uniform(self.seed, purpose, self.index.numpy()))
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        return (self.keys(purpose) >> 11 & (2**53 - 1)).to(dtype) * 2.0**-53
 
     def uniforms(self, purposes: Sequence[str]) -> dict[str, Tensor]:
         """``uniform`` for many purposes, in one copy to the device."""

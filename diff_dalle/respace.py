@@ -1,5 +1,6 @@
 """``guided_diffusion.respace``: processes on some steps of another."""
 
-from .diffusion.respace import SpacedDiffusion, space_timesteps
+from .diffusion.gaussian_diffusion import SpacedDiffusion
+from .diffusion.spacing import space_timesteps
 
 __all__ = ["SpacedDiffusion", "space_timesteps"]

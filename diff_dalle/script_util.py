@@ -13,7 +13,7 @@ from typing import Any
 
 from .diffusion import diffusion_config
 from .diffusion.diffusion_config import DiffusionConfig
-from .diffusion.respace import SpacedDiffusion
+from .diffusion.gaussian_diffusion import SpacedDiffusion
 from .models.unet import CHANNEL_MULTS
 from .unet import EncoderUNetModel, SuperResModel, UNetModel
 

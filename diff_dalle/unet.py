@@ -100,15 +100,18 @@ def unet_config(
     model_channels: int,
     num_res_blocks: int,
     attention_resolutions: Sequence[int],
-    dropout: float,
-    channel_mult: Sequence[float],
-    dims: int,
+    dropout: float = 0,
+    channel_mult: Sequence[float] = (1, 2, 4, 8),
+    *,
+    dims: int = 2,
     num_classes: int | None = None,
     **others: Any,
 ) -> UNetConfig:
     """Our settings of a network.
 
-    attention_resolutions: the factors of downsampling at which it has attention.
+    attention_resolutions: factors of downsampling with attention, such as (4, 8) for feature maps of a quarter and an
+                           eighth of the resolution.
+    num_classes:           of a class-conditional network; None = unconditional.
     others:                in place of ``DEFAULTS``. TypeError for any that is not among them.
     """
     if dims != 2:
@@ -142,11 +145,9 @@ def _listed(numbers: Sequence[int]) -> str:
 class UNetModel(_Network):
     """The U-Net of Dhariwal & Nichol 2021.
 
-    attention_resolutions: factors of downsampling with attention, such as (4, 8) for feature maps of a quarter and an
-        eighth of the resolution.
     num_classes: of a class-conditional network, which is called with ``y``; None = unconditional.
     use_new_attention_order: the order of the rows of attention's projections in state dicts.
-    others: in place of ``DEFAULTS``.
+    args, others: attention_resolutions, dropout, channel_mult and further arguments of ``unet_config``.
 
     Raises InputError for settings that make no network.
     """
@@ -158,11 +159,7 @@ class UNetModel(_Network):
         model_channels: int,
         out_channels: int,
         num_res_blocks: int,
-        attention_resolutions: Sequence[int],
-        dropout: float = 0,
-        channel_mult: Sequence[float] = (1, 2, 4, 8),
-        *,
-        dims: int = 2,
+        *args: Any,
         num_classes: int | None = None,
         use_fp16: bool = False,
         use_new_attention_order: bool = False,
@@ -170,9 +167,8 @@ class UNetModel(_Network):
     ):
         super().__init__()
         self.num_classes = num_classes
-        shape = image_size, model_channels, num_res_blocks, attention_resolutions, dropout, channel_mult, dims
-        config = unet_config(*shape, num_classes, **others)
-        self.config, self.unet = config, UNet(config, in_channels, out_channels)
+        self.config = unet_config(image_size, model_channels, num_res_blocks, *args, num_classes=num_classes, **others)
+        self.unet = UNet(self.config, in_channels, out_channels)
         self.publish(use_new_attention_order, use_fp16)
 
     def forward(self, x: Tensor, timesteps: Tensor, y: Tensor | None = None) -> Tensor:
@@ -208,11 +204,7 @@ class EncoderUNetModel(NoisyClassifier, _Network):
         model_channels: int,
         out_channels: int,
         num_res_blocks: int,
-        attention_resolutions: Sequence[int],
-        dropout: float = 0,
-        channel_mult: Sequence[float] = (1, 2, 4, 8),
-        *,
-        dims: int = 2,
+        *args: Any,
         use_fp16: bool = False,
         use_new_attention_order: bool = False,
         pool: str = "adaptive",
@@ -222,8 +214,7 @@ class EncoderUNetModel(NoisyClassifier, _Network):
             raise InputError(f"in_channels is {in_channels}, but classifiers see RGB images: set it to 3")
         if pool not in POOLS:
             raise InputError(f"pool is {pool!r}, but must be one of {', '.join(POOLS)}")
-        shape = image_size, model_channels, num_res_blocks, attention_resolutions, dropout, channel_mult, dims
-        tower = unet_config(*shape, **others)
+        tower = unet_config(image_size, model_channels, num_res_blocks, *args, **others)
         super().__init__(NoisyClassifierConfig(tower, out_channels, pool))
         self.publish(use_new_attention_order, use_fp16)
 

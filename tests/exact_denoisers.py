@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from diff_dalle.diffusion import SAMPLERS, ModelMeanType
-from diff_dalle.diffusion.log_snr_targets import TARGETS
+from diff_dalle.diffusion.parametrization import TARGETS
 
 CENTERS = torch.tensor([[-0.8, 0.3], [0.5, 0.6], [0.1, -0.7]], dtype=torch.float64)
 
@@ -18,14 +18,6 @@ def posterior_mean(x, alpha_bar, scale):
     share = (-offset.square().sum(2) / (2 * spread)).softmax(1)
     means = CENTERS + (alpha_bar.sqrt() * scale**2 / spread)[:, None] * offset
     return (share[..., None] * means).sum(1)
-
-
-def posterior_variance(x, alpha_bar, scale):
-    """The mean over both coordinates of the variance of x_start given x_t = x, [N]."""
-    points = x + torch.tensor([[1e-4, 0.0], [-1e-4, 0.0], [0.0, 1e-4], [0.0, -1e-4]], dtype=torch.float64)[:, None]
-    ends = torch.stack([posterior_mean(each, alpha_bar, scale) for each in points])
-    slope = ((ends[0] - ends[1])[:, 0] + (ends[2] - ends[3])[:, 1]) / 2e-4
-    return slope / 2 * (1 - alpha_bar) / alpha_bar**0.5  # Tweedie's formula, of the second order
 
 
 class ExactModel:

@@ -19,11 +19,12 @@ ADAPTIVE = LogSnrConfig(log_snr_schedule="adaptive", loss_weighting=("adaptive",
 class LogSnrTask(Task):
     """Denoises with one linear map, as a task of a latent network does."""
 
-    def __init__(self, config: LogSnrConfig = ADAPTIVE):
+    observed = ("log_snr", "mse")
+
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.model, self.process = nn.Linear(8, 8), LogSnrProcess(config)
-        self.observed = ("log_snr", "mse") if self.process.observes else ()
+        self.model, self.process = nn.Linear(8, 8), LogSnrProcess(ADAPTIVE)
 
     def losses(self, batch: Batch, draw: Draw) -> dict[str, torch.Tensor]:
         t = self.process.training_times(draw.uniform("timestep"))
@@ -39,18 +40,15 @@ class LogSnrTask(Task):
     def extra_state(self):
         return self.process.state_dict()
 
-    def load_extra_state(self, state):
-        self.process.load_state_dict(state)
-
 
 def make_trainee(world: World) -> Trainee:
     return Trainee(LogSnrTask(), OptimConfig(lr=0.05), "fp32", world)
 
 
-def train(trainee: Trainee, steps: range, micro: int = 2) -> None:
+def train(trainee: Trainee, steps: int, micro: int = 2) -> None:
     """Steps of 8 samples on all ranks, in micro-batches."""
     world = trainee.world
-    for step in steps:
+    for step in range(steps):
         index = torch.arange(8 * step + world.rank, 8 * (step + 1), world.size)
         batch = Batch(Draw(1, index).normal("latent", (2, 2, 2)), Conditioning(), index)
         trainee.update([(piece, Draw(2, piece.index)) for piece in batch.split(micro)], step)

@@ -15,7 +15,7 @@ from others import Other
 from torch.optim import AdamW
 
 import diff_dalle
-from diff_dalle import dist_util, logger, script_util
+from diff_dalle import dist_util, logger, nn, script_util
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.convert import ConvertConfig, convert
 from diff_dalle.gaussian_diffusion import ModelMeanType, ModelVarType
@@ -332,6 +332,9 @@ def test_processes_samplers_and_small_parts():
     assert drawn.tolist() == chosen.tolist() and weights.mean() == pytest.approx(1, abs=0.2)
 
     assert timestep_embedding(torch.tensor([0.5]), 6).shape == (1, 6)
+    assert nn.conv_nd(1, 2, 4, 3)(torch.ones(1, 2, 9)).shape == (1, 4, 7)
+    assert nn.avg_pool_nd(3, 2)(torch.ones(1, 1, 4, 4, 4)).shape == (1, 1, 2, 2, 2)
+    assert not nn.zero_module(nn.linear(2, 3)).weight.any()
     assert mean_flat(torch.ones(2, 3, 4)).tolist() == [1, 1]
     assert script_util.str2bool("No") is False
     with pytest.raises(SystemExit), contextlib.redirect_stderr(None):
@@ -342,8 +345,8 @@ def test_messages_and_values_of_a_script(job, tmp_path):
     with logger.scoped_configure(str(tmp_path), ["csv", "log"]):
         assert logger.get_dir() == str(tmp_path)
         logger.set_level(logger.WARN)
-        for say in (logger.debug, logger.info, logger.warn, logger.error):
-            say("this is", say.__name__)
+        for level in ("debug", "info", "warn", "error"):
+            getattr(logger, level)("this is", level)
         logger.logkvs({"step": 3, "a": 1.5})
         for value in (1.0, 3.0):
             logger.logkv_mean("b", value)

@@ -46,14 +46,6 @@ def test_values_depend_on_seed_purpose_and_position_only():
     assert len(set(a) | set(random_bits(2, "noise", range(100))) | set(random_bits(1, "crop", range(100)))) == 300
 
 
-def test_uniform_is_uniform():
-    u = random_uniform(3, "t", range(100_000))
-    assert u.min() >= 0 and u.max() < 1
-    counts = np.histogram(u, 20, (0, 1))[0]
-    chi2 = ((counts - 5000) ** 2 / 5000).sum()
-    assert chi2 < 43.8  # 99.9 % quantile of chi-square with 19 degrees of freedom
-
-
 def test_a_uniform_number_is_made_from_the_upper_bits_of_its_purpose():
     positions, purposes = [0, 7, 2**40], ["crop", "flip"]
     bits = [random_bits(3, purpose, positions).tolist() for purpose in purposes]
@@ -134,28 +126,6 @@ def test_normal_pairs_follow_the_exact_formula():
     well = (radius > 0.01).repeat_interleave(2, 1)
     assert found.isfinite().all() and found.abs().max() < 6.7 and (found - exact).abs().max() < 1e-3
     assert (found - exact)[well].abs().max() < 1e-5
-
-
-def test_normal_numbers_are_standard_and_independent():
-    """Moments, distribution, and correlations of values and of squares: between samples, purposes and neighbors."""
-    n = 20_000
-    x = Draw(0, torch.arange(32)).normal("noise", (n,)).double()
-    total = x.numel()
-    moments = {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 6: (15, 10170)}  # power: (mean, variance) of its values
-    for power, (mean, variance) in moments.items():
-        assert abs((x**power).mean() - mean) < 5 * (variance / total) ** 0.5, power
-    cdf = torch.special.ndtr(x.flatten().sort().values)
-    steps = torch.arange(total) / total
-    assert (cdf - steps).abs().max() * total**0.5 < 2.2  # Kolmogorov-Smirnov; 1.95 is the 99.9 % quantile
-    tail = (x.abs() > 4).sum()
-    assert abs(tail - total * 6.334e-5) < 5 * (total * 6.334e-5) ** 0.5
-    other = Draw(0, torch.arange(32)).normal("other", (n,)).double()
-    for f in (lambda v: v, lambda v: (v**2 - 1) / 2**0.5):
-        a, b = f(x), f(other)
-        assert (a @ a.T / n).fill_diagonal_(0).abs().max() < 5.5 / n**0.5
-        assert (a @ b.T / n).abs().max() < 5.5 / n**0.5
-        for lag in (1, 2, 3, 64, 4096):
-            assert (a[:, lag:] * a[:, :-lag]).mean().abs() < 5.5 / total**0.5 * 1.2
 
 
 def test_a_draw_takes_as_many_operations_for_any_batch():

@@ -13,8 +13,8 @@ from ..batch import Conditioning
 from ..config import section, settings
 from ..diffusion.augmentation import AugmentationConfig
 from ..diffusion.diffusion_config import DiffusionConfig, NoiseConfig
-from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.resample import ContrastiveConfig, DenoisingConfig
+from ..diffusion.sampling import PreviewConfig
 from ..images.signal import PixelSignal, Signal
 from ..models.decoder.unet import DecoderUnet
 from ..models.generator import Generator, GeneratorConfig

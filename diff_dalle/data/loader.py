@@ -20,8 +20,8 @@ from ..batch import Batch, Conditioning, moved
 from ..config import Fault, InputError, named, quantity
 from ..distributed.world import ALONE, World
 from ..images.decode import require_simplejpeg
-from ..images.pixels import from_uint8
 from ..images.plugins import load_plugin
+from ..images.signal import from_uint8
 from ..images.transforms import GROUP, Saliency
 from .aspect_buckets import AspectConfig
 from .buckets import BucketOrder, Buckets

@@ -9,15 +9,13 @@ from dataclasses import fields
 import numpy as np
 
 from ..config import Fault, faults_of, named, option, settings
-from .gaussian_diffusion import GaussianDiffusion
+from .gaussian_diffusion import GaussianDiffusion, SpacedDiffusion
 from .log_snr import LogSnrProcess
 from .log_snr_config import LogSnrConfig
-from .log_snr_targets import TARGETS
 from .losses import LOSSES, MIN_SNR_GAMMA, P2_GAMMA, P2_K, is_bound, min_snr_weights, p2_weights
-from .parametrization import PREDICTIONS, VARIANCES, LossType
-from .respace import SpacedDiffusion, space_timesteps
+from .parametrization import PREDICTIONS, TARGETS, VARIANCES, LossType
 from .schedules import MAX_STEPS, SCHEDULES, get_named_beta_schedule
-from .spacing import check_spacing, spaced_steps
+from .spacing import check_spacing, space_timesteps, spaced_steps
 
 FLOW = "flow"  # a noise schedule in continuous time, and a prediction type that goes with it
 TrainingProcess = GaussianDiffusion | LogSnrProcess

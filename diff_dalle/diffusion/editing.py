@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..config import Fault, InputError, named, option, settings
-from .reverse_process import ReverseProcess
+from .process import Process
 from .samplers import Denoise, Prediction, Sampler, Step, ddim_inversion
 
 NamedNoise = Callable[[str], Tensor]
@@ -124,7 +124,7 @@ def known_part(images: Tensor, unknown: Tensor) -> Tensor:
     return torch.cat([images.masked_fill(unknown, 0.0), (~unknown).to(images.dtype)], 1)
 
 
-def shortened(process: ReverseProcess, strength: float) -> ReverseProcess:
+def shortened(process: Process, strength: float) -> Process:
     """The steps of ``process`` in the least noisy ``strength`` of the original process (SDEdit, Meng et al. 2022).
 
     strength: in (0, 1]. Steps keep their numbers. Raises InputError if no step is left.
@@ -138,7 +138,7 @@ def shortened(process: ReverseProcess, strength: float) -> ReverseProcess:
 
 
 def edited_steps(
-    process: ReverseProcess, sampler: Sampler, denoise: Denoise, unguided: Denoise, edit: Edit, noise: NamedNoise
+    process: Process, sampler: Sampler, denoise: Denoise, unguided: Denoise, edit: Edit, noise: NamedNoise
 ) -> Iterator[Step]:
     """Every step from the images of ``edit`` to the edited ones [N, C, H, W]; known pixels end at their given values.
 
@@ -157,7 +157,7 @@ def edited_steps(
     yield from resampled_steps(process, sampler, denoise, x, noise, edit.passes, edit.config.inpaint_jump)
 
 
-def edit_start(process: ReverseProcess, unguided: Denoise, edit: Edit, fresh: Tensor) -> Tensor:
+def edit_start(process: Process, unguided: Denoise, edit: Edit, fresh: Tensor) -> Tensor:
     """The noisy images from which the last step of ``process`` starts.
 
     They are ``sqrt(ᾱ) image + sqrt(1 − ᾱ) fresh``; at strength 1 ``fresh`` alone, as in sampling from noise, because
@@ -181,7 +181,7 @@ def edit_start(process: ReverseProcess, unguided: Denoise, edit: Edit, fresh: Te
     return x if edit.unknown is None else torch.where(edit.unknown, x, noised)
 
 
-def keep_known(process: ReverseProcess, denoise: Denoise, images: Tensor, unknown: Tensor) -> Denoise:
+def keep_known(process: Process, denoise: Denoise, images: Tensor, unknown: Tensor) -> Denoise:
     """``denoise`` with ``images`` [N, C, H, W] as its expected image wherever ``unknown`` [N, 1, H, W] is False.
 
     There every step follows the posterior of the known image, with the noise that x_t already contains, so that any
@@ -205,7 +205,7 @@ def keep_known(process: ReverseProcess, denoise: Denoise, images: Tensor, unknow
 
 
 def resampled_steps(
-    process: ReverseProcess, sampler: Sampler, denoise: Denoise, x: Tensor, noise: NamedNoise, passes: int, jump: int
+    process: Process, sampler: Sampler, denoise: Denoise, x: Tensor, noise: NamedNoise, passes: int, jump: int
 ) -> Iterator[Step]:
     """``sampler`` down ``process`` from x in segments of ``jump`` steps, with ``passes`` consecutive passes of each.
 

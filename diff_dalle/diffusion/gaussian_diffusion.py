@@ -1,4 +1,5 @@
-"""GaussianDiffusion: sampling loops, training losses and likelihood under Guided-Diffusion's names.
+"""GaussianDiffusion: sampling loops, training losses and likelihood under Guided-Diffusion's names; and the same on a
+subset of its steps.
 
 Methods, arguments, return keys and numbers are Guided-Diffusion's, including the order in which random numbers are
 drawn.
@@ -6,8 +7,9 @@ drawn.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -16,14 +18,14 @@ from torch import Tensor
 from ..config import InputError
 from .losses import Loss, discretized_gaussian_log_likelihood, is_bound, mean_error, mean_flat, normal_kl
 from .parametrization import LossType, ModelMeanType, ModelVarType
-from .reverse_process import ReverseProcess
+from .process import Process
 from .samplers import Model, ddim_move, ddim_sigma
 
 
-class GaussianDiffusion(ReverseProcess):
+class GaussianDiffusion(Process):
     """A diffusion process with its training loss (Ho et al. 2020; Nichol & Dhariwal 2021).
 
-    betas, model_mean_type, model_var_type, rescale_timesteps, constrain_variance: as for ``ReverseProcess``.
+    betas, model_mean_type, model_var_type, rescale_timesteps, constrain_variance: as for ``Process``.
     loss_weighting: SNR [T] → weight [T] of the squared error of eps, such as ``losses.min_snr_weights``; converted to
                     the network's prediction type. It does not apply to the variational term.
     loss_type:      or a function of one's own, see ``losses.Loss``.
@@ -123,33 +125,27 @@ class GaussianDiffusion(ReverseProcess):
         """Samples [N, C, …] after all steps of ``p_sample_loop_progressive``, with the same arguments."""
         return _last(self.p_sample_loop_progressive(model, shape, *args, **kwargs))["sample"]
 
-    def p_sample_loop_progressive(
-        self,
-        model,
-        shape,
-        noise=None,
-        clip_denoised=True,
-        denoised_fn=None,
-        cond_fn=None,
-        model_kwargs=None,
-        device=None,
-        progress=False,
-    ) -> Iterator[dict[str, Tensor]]:
-        """The result of ``p_sample`` at each step.
+    def p_sample_loop_progressive(self, model, shape, *args, **kwargs) -> Iterator[dict[str, Tensor]]:
+        """The result of ``p_sample`` at each step. Further arguments and their defaults:
 
-        noise:    x_T; default: drawn.
-        device:   where to draw it; default: the model's device.
-        progress: show a progress bar.
+        noise=None:         x_T; None = drawn.
+        clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None: as for ``p_sample``.
+        device=None:        where to draw x_T; None = the model's device.
+        progress=False:     whether to show a progress bar.
         """
-        arguments = (clip_denoised, denoised_fn, cond_fn, model_kwargs)
-        yield from self._loop(self.p_sample, model, shape, noise, device, progress, arguments)
+        return self._loop(self.p_sample, model, shape, *args, **kwargs)
 
     def ddim_sample_loop(self, model, shape, *args, **kwargs) -> Tensor:
         """As ``p_sample_loop``, by ``ddim_sample``."""
         return _last(self.ddim_sample_loop_progressive(model, shape, *args, **kwargs))["sample"]
 
-    def ddim_sample_loop_progressive(
+    def ddim_sample_loop_progressive(self, model, shape, *args, eta=0.0, **kwargs) -> Iterator[dict[str, Tensor]]:
+        """As ``p_sample_loop_progressive``, by ``ddim_sample``."""
+        return self._loop(functools.partial(self.ddim_sample, eta=eta), model, shape, *args, **kwargs)
+
+    def _loop(
         self,
+        step: Callable[..., dict[str, Tensor]],
         model,
         shape,
         noise=None,
@@ -159,13 +155,7 @@ class GaussianDiffusion(ReverseProcess):
         model_kwargs=None,
         device=None,
         progress=False,
-        eta=0.0,
     ) -> Iterator[dict[str, Tensor]]:
-        """As ``p_sample_loop_progressive``, by ``ddim_sample``."""
-        arguments = (clip_denoised, denoised_fn, cond_fn, model_kwargs, eta)
-        yield from self._loop(self.ddim_sample, model, shape, noise, device, progress, arguments)
-
-    def _loop(self, step, model, shape, noise, device, progress: bool, arguments: tuple):
         """Calls ``step`` for t = T-1 … 0. Unlike in samplers.py, each sample has its own t, as in ``p_sample``, and
         noise comes from torch's global generator, so that a seed gives Guided-Diffusion's images."""
         device = next(model.parameters()).device if device is None else device
@@ -176,15 +166,16 @@ class GaussianDiffusion(ReverseProcess):
 
             indices = tqdm(indices)
         for i in indices:
+            t = torch.full((shape[0],), i, device=device)
             with torch.no_grad():
-                out = step(model, x, torch.full((shape[0],), i, device=device), *arguments)
+                out = step(model, x, t, clip_denoised, denoised_fn, cond_fn, model_kwargs)
             yield out
             x = out["sample"]
 
     # ------------------------------------------------------------------------------------------------------ training
 
     @property
-    def noisiest(self) -> ReverseProcess:
+    def noisiest(self) -> Process:
         """A process whose last step is at the end of this one."""
         return self
 
@@ -285,6 +276,35 @@ class GaussianDiffusion(ReverseProcess):
         stacked = {name: torch.stack(values, dim=1) for name, values in terms.items()}
         prior = self._prior_bpd(x_start)
         return {"total_bpd": stacked["vb"].sum(dim=1) + prior, "prior_bpd": prior, **stacked}
+
+
+class SpacedDiffusion(GaussianDiffusion):
+    """A process on some steps of another. The model's time input is still that of the original process.
+
+    use_timesteps: the steps to keep, each in 0 … T-1, else InputError.
+    kwargs:        arguments of the original process, as for GaussianDiffusion.
+    """
+
+    def __init__(self, use_timesteps: Collection[int], **kwargs):
+        original = GaussianDiffusion(**kwargs)
+        self.use_timesteps = set(use_timesteps)
+        self.original_num_steps = original.num_timesteps
+        self.timestep_map = sorted(self.use_timesteps)
+        if not self.use_timesteps or not self.use_timesteps <= set(range(self.original_num_steps)):
+            raise InputError(f"the steps to keep must be some of 0 to {self.original_num_steps - 1}")
+        self._settings = kwargs
+        kept = original.alphas_cumprod[self.timestep_map]
+        super().__init__(**{**kwargs, "betas": 1 - kept / np.append(1.0, kept[:-1])})
+
+    def truncated(self, count: int) -> SpacedDiffusion:
+        return SpacedDiffusion(self.timestep_map[:count], **self._settings)
+
+    def fraction(self, t: int) -> float:
+        return self.timestep_map[t] / self.original_num_steps
+
+    def _scale_timesteps(self, t: Tensor) -> Tensor:
+        t = self._table("timestep_map", t.device)[t]
+        return t.float() * (1000.0 / self.original_num_steps) if self.rescale_timesteps else t
 
 
 def _above_zero(t: Tensor, x: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 They wrap one of two layers (see the top of samplers.py):
 
-- the network, whose mean and variance channels are still separate: ``classifier_free`` and ``extrapolated`` have a
-  network's call ``(x, t [N]) → output`` and work with any sampler, or as the model of ``p_sample_loop``;
+- the network, whose mean and variance channels are still separate: ``extrapolated`` has a network's call
+  ``(x, t [N]) → output`` and works with any sampler, or as the model of ``p_sample_loop``;
 - ``denoise(x, t int) → Prediction``: ``guidance_interval``.
 
 ``classifier_guided`` needs both: it reads the network's output, and shifts the expected image that follows from it.
@@ -22,8 +22,7 @@ from torch import Tensor
 
 from ..batch import Conditioning
 from ..config import Fault, InputError, lookup, named, option, settings
-from .forward_process import at_least_float32
-from .reverse_process import ReverseProcess
+from .process import Process, at_least_float32
 from .samplers import Denoise, Model, Prediction
 
 GRADIENTS = ("x_t", "x_start")
@@ -122,19 +121,6 @@ class GuidanceConfig:
         return replace(self.at_scale(1.0), perturbed_attention_scale=0.0)
 
 
-def classifier_free(model: Model, cond: Conditioning, null: Conditioning, scale: float, rescale: float = 0.0) -> Model:
-    """A network ``(x, t) → null + scale × (cond − null)`` (Ho & Salimans 2022, with scale = w + 1).
-
-    Both halves go through ``model`` as one batch. Only the C mean channels are guided; those of a learned variance are
-    the conditional ones, because extrapolation takes them out of the range of training.
-
-    cond, null: of N samples each, with the same fields; ``null`` holds a negative prompt or ``cond.drop(...)``.
-    rescale:    share of the result that is scaled, for each sample, to the standard deviation of the conditional half
-                (Lin et al. 2023, equation 16).
-    """
-    return extrapolated(model, _joined(cond, null if scale != 1 else None, None), scale, 0.0, rescale)
-
-
 def _joined(cond: Conditioning, null: Conditioning | None, perturbed: Tensor | None) -> Conditioning:
     """The conditions that ``extrapolated`` reads; perturbed: N times False, to add samples with perturbed attention."""
     parts = [_with_embedding_mask(cond)]
@@ -149,13 +135,15 @@ def _joined(cond: Conditioning, null: Conditioning | None, perturbed: Tensor | N
 def extrapolated(model: Model, joined: Conditioning, scale: float, perturbed_scale: float, rescale: float) -> Model:
     """A network ``(x, t) → null + scale × (cond − null) + perturbed_scale × (cond − perturbed)``.
 
-    The first difference is ``classifier_free``; the second is perturbed-attention guidance (Ahn et al. 2024), for which
-    the network is evaluated with self-attention from every position to itself alone. All parts go through ``model`` as
-    one batch.
+    The first difference is classifier-free guidance (Ho & Salimans 2022, with scale = w + 1); the second is
+    perturbed-attention guidance (Ahn et al. 2024), for which the network is evaluated with self-attention from every
+    position to itself alone. All parts go through ``model`` as one batch. Only the C mean channels are guided; those of
+    a learned variance are the conditional ones, because extrapolation takes them out of the range of training.
 
     joined: 2N or 3N conditions: the N given ones, the N null ones unless scale is 1, and the given ones with
             ``perturbed`` set unless perturbed_scale is 0.
-    rescale: as of ``classifier_free``, and of perturbed-attention guidance alike.
+    rescale: share of the result that is scaled, for each sample, to the standard deviation of the conditional part (Lin
+            et al. 2023, equation 16).
     """
     parts = 1 + (scale != 1) + (perturbed_scale != 0)
 
@@ -206,7 +194,7 @@ class ClassifierGuidance:
     gradient: str = "x_t"
     form: str = "score"
     limit_first: bool = False
-    process: ReverseProcess | None = None
+    process: Process | None = None
 
     def __post_init__(self):
         lookup(dict.fromkeys(FORMS), self.form, "classifier_form")
@@ -221,7 +209,7 @@ def similarity_gradient(similarity: Callable[[Tensor], Tensor], x: Tensor) -> Te
 
 
 def classifier_guided(
-    process: ReverseProcess, model: Model, classifier: ClassifierGuidance, limit: Callable[[Tensor], Tensor] | None
+    process: Process, model: Model, classifier: ClassifierGuidance, limit: Callable[[Tensor], Tensor] | None
 ) -> Denoise:
     """``model`` as a denoiser guided by scale × ∇ log p(caption | x_t).
 
@@ -278,7 +266,7 @@ def _gain(alpha_bar: float) -> float:
     return math.sqrt(1 / alpha_bar - 1) * math.sqrt(1 - alpha_bar) if alpha_bar > 0 else 0.0
 
 
-def guidance_interval(process: ReverseProcess, inside: Denoise, outside: Denoise, low: float, high: float) -> Denoise:
+def guidance_interval(process: Process, inside: Denoise, outside: Denoise, low: float, high: float) -> Denoise:
     """``inside`` for steps in [low, high] of the original process, as fractions of T; ``outside`` for the others.
 
     Guidance harms at high noise and has no effect at low noise (Kynkäänniemi et al. 2024).
@@ -317,15 +305,12 @@ def thresholding(config: GuidanceConfig, value_range: Range | None) -> Callable[
     low, high = value_range
     if config.thresholding == "static":
         return functools.partial(torch.clamp, min=low, max=high)
-    limit = functools.partial(dynamic_threshold, percentile=config.dynamic_percentile)
-    if (low, high) == (-1, 1):
-        return limit
-    middle, half = (low + high) / 2, (high - low) / 2
-    return lambda x_start: limit((x_start - middle) / half) * half + middle
+    middle, half, percentile = (low + high) / 2, (high - low) / 2, config.dynamic_percentile
+    return lambda x_start: dynamic_threshold((x_start - middle) / half, percentile) * half + middle
 
 
 def guided_denoiser(
-    process: ReverseProcess,
+    process: Process,
     model: Model,
     cond: Conditioning | None,
     null: Conditioning | None,

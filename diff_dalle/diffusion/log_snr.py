@@ -1,32 +1,35 @@
 """A Gaussian process in continuous time t in [0, 1], defined by its log signal-to-noise ratio (Kingma et al. 2021).
 
 Everything is a function of log-SNR: a schedule gives it at a time, and from it follow x_t, what the network is told,
-and the weight of the error (log_snr_schedules.py, log_snr_targets.py, noise_conditions.py, loss_weights.py).
+and the weight of the error (log_snr_schedules.py, parametrization.py, losses.py). Noise for training is white, with an
+offset per channel, or with large spots (pyramid noise).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..config import Fault, InputError, named
 from .adaptive import ADAPTIVE, Adaptive, AdaptiveSchedule, AdaptiveWeight
-from .forward_process import at_least_float32
 from .log_snr_config import LogSnrConfig
-from .log_snr_schedules import LogSnrSchedule, discretized, interpolated
-from .log_snr_targets import SCALERS, TARGETS
+from .log_snr_schedules import LogSnrSchedule, discrete, discretized, interpolated
 from .losses import Loss, mean_error
-from .noise import Normal, training_noise
-from .noise_conditions import discrete
-from .parametrization import PREDICTIONS, LossType, ModelMeanType, ModelVarType
-from .reverse_process import ReverseProcess
+from .parametrization import PREDICTIONS, SCALERS, TARGETS, LossType, ModelMeanType, ModelVarType
+from .process import Process, at_least_float32
 from .samplers import Model
 from .spacing import LEVEL_SPACINGS, TIME_SPACINGS
 
+#: (purpose, shape of a sample) → standard normal numbers [N, *shape], the same for the same purpose: ``Draw.normal``.
+Normal = Callable[[str, Sequence[int]], Tensor]
+
+PYRAMID_OCTAVES = 9
+PYRAMID_SIDE = 16  # largest height and width of an octave
 LEAST_TIME = 0.001  # in training
 _BISECTIONS = 53  # the digits of a double
 _DISTRIBUTIONS = {"edm_train": "edm", ADAPTIVE: "cosine"}  # schedules to train on → to sample with
@@ -50,9 +53,10 @@ class LogSnrProcess:
         sampled = config.sampling_schedule or _DISTRIBUTIONS.get(config.log_snr_schedule)
         if sampled is not None:
             self._sampling_schedule = _Limited(config.schedule(sampled))
-        weights = {ADAPTIVE: AdaptiveWeight()} if config.weighs_adaptively else {}
-        self._adaptive |= {f"{name}_weight": weight for name, weight in weights.items()}
-        self._weights = config.weights(weights)
+        adaptive = AdaptiveWeight()
+        self._weights = config.weights(adaptive)
+        if any(weight is adaptive for weight, _ in self._weights):
+            self._adaptive["adaptive_weight"] = adaptive
         self._condition = config.condition()
         if config.noise_condition_steps:
             noisy, clean = self._condition(torch.tensor(self._schedule.limits, dtype=torch.float64)).tolist()
@@ -114,12 +118,18 @@ class LogSnrProcess:
         a, b = self._scaler(log_snr.view(-1, *[1] * (x.dim() - 1)))
         return a.to(dtype), b.to(dtype)
 
-    def noise(self, normal: Normal, shape) -> Tensor:
-        """[N, *shape] noise to train on, with ``offset_noise`` and ``pyramid_noise``.
+    def noise(self, normal: Normal, shape: Sequence[int]) -> Tensor:
+        """[N, *shape] noise to train on, with ``offset_noise`` (Guttenberg 2023), which trains brightness and adds its
+        square to the variance, and ``pyramid_noise``.
 
-        normal: where all random numbers come from, such as ``Draw.normal``; see noise.py. shape: [C, …] of a sample.
+        normal: where all random numbers come from. shape: [C, …] of a sample.
         """
-        return training_noise(normal, shape, self.config.offset_noise, self.config.pyramid_noise)
+        factor = self.config.pyramid_noise
+        noise = pyramid_noise(normal, shape, factor) if factor else normal("noise", shape)
+        if self.config.offset_noise:
+            constant = normal("offset noise", shape[:1])
+            noise = noise + self.config.offset_noise * constant.view(*constant.shape, *[1] * (len(shape) - 1))
+        return noise
 
     def _own_noise(self, x_start: Tensor) -> Tensor:
         """From torch's own generator."""
@@ -253,6 +263,28 @@ class LogSnrProcess:
         return self.steps(1)
 
 
+def pyramid_noise(normal: Normal, shape: Sequence[int], factor: float) -> Tensor:
+    """[N, C, H, W] of unit variance: white noise, and ``factor``^i times noise of 2^i times lower resolution for
+    i = 1 … 9, each enlarged without smoothing.
+
+    Octaves higher or wider than 16 are left out; the last one has a single position. Raises InputError for samples that
+    are not [C, H, W].
+    """
+    if len(shape) != 3:
+        raise InputError(f"pyramid_noise is {factor:g}, but samples of shape {list(shape)} have no height and width")
+    channels, height, width = shape
+    noise, variance = normal("noise", shape), 1.0
+    for i in range(1, PYRAMID_OCTAVES + 1):
+        small = max(height >> i, 1), max(width >> i, 1)
+        if max(small) <= PYRAMID_SIDE:
+            octave = normal(f"pyramid noise {i}", (channels, *small))
+            noise = noise + factor**i * F.interpolate(octave, size=(height, width), mode="nearest")
+            variance += factor ** (2 * i)
+        if small == (1, 1):
+            break
+    return noise / math.sqrt(variance)
+
+
 def _times_of(schedule: Callable[[np.ndarray], np.ndarray], log_snr: np.ndarray, low: float, high: float) -> np.ndarray:
     """The times in [low, high] at which a schedule, which falls, has these values, by bisection."""
     before, after = np.full_like(log_snr, low), np.full_like(log_snr, high)
@@ -275,7 +307,7 @@ class _Limited:
         return (self._schedule(t) - log_shift).clamp(*self.limits)
 
 
-class LogSnrSteps(ReverseProcess):
+class LogSnrSteps(Process):
     """The discrete process between some times of a ``LogSnrProcess``.
 
     It is variance preserving, as samplers, guidance and editing require. With a scaler that is not, x_t differs from

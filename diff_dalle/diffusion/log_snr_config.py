@@ -9,18 +9,26 @@ from collections.abc import Iterator, Mapping
 from ..config import Fault, named, option, settings
 from ..config.bounds import MAX_STEPS
 from .adaptive import ADAPTIVE
-from .log_snr_schedules import LOG_SNR_SCHEDULES, SQUEEZED, LogSnrSchedule
-from .log_snr_targets import SCALERS, TARGETS
-from .loss_weights import (
+from .log_snr_schedules import (
+    LOG_SNR_SCHEDULES,
+    NOISE_CONDITIONS,
+    SQUEEZED,
+    LogSnrSchedule,
+    NoiseCondition,
+    sigma_condition,
+)
+from .losses import (
     LOSS_WEIGHTS,
+    MIN_SNR_GAMMA,
+    P2_GAMMA,
+    P2_K,
     LossWeight,
     min_snr_plus_one_weight,
     min_snr_weight,
     p2_weight,
     sigmoid_weight,
 )
-from .losses import MIN_SNR_GAMMA, P2_GAMMA, P2_K
-from .noise_conditions import NOISE_CONDITIONS, NoiseCondition, sigma_condition
+from .parametrization import SCALERS, TARGETS
 
 _OVER = "/"  # before a weight that divides
 _FLOWS = ("log_snr_schedule", "log_snr_interpolation", "sampling_schedule", "prediction")
@@ -171,18 +179,14 @@ class LogSnrConfig:
             return functools.partial(sigma_condition, sigma_data=self.sigma_data)
         return NOISE_CONDITIONS[self.noise_condition]
 
-    def weights(self, adaptive: Mapping[str, LossWeight]) -> list[tuple[LossWeight, bool]]:
-        """The weights of ``loss_weighting``, and whether each divides. adaptive: those that have state, by name."""
+    def weights(self, adaptive: LossWeight) -> list[tuple[LossWeight, bool]]:
+        """The weights of ``loss_weighting``, and whether each divides."""
         table: dict[str, LossWeight] = {
             **LOSS_WEIGHTS,
             "p2": functools.partial(p2_weight, k=self.p2_k, gamma=self.p2_gamma, s=self.p2_s),
             "min_snr": functools.partial(min_snr_weight, gamma=self.min_snr_gamma),
             "min_snr_plus_one": functools.partial(min_snr_plus_one_weight, gamma=self.min_snr_gamma),
             "sigmoid": functools.partial(sigmoid_weight, s=self.sigmoid_s),
-            **adaptive,
+            ADAPTIVE: adaptive,
         }
         return [(table[name.removeprefix(_OVER)], name.startswith(_OVER)) for name in self.loss_weighting]
-
-    @property
-    def weighs_adaptively(self) -> bool:
-        return any(name.removeprefix(_OVER) == ADAPTIVE for name in self.loss_weighting)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..config import InputError, lookup, named, option, settings
-from .forward_process import ForwardProcess
 from .log_snr import LogSnrProcess
 from .log_snr_schedules import normal_quantile
+from .process import Process
 
 
 class ScheduleSampler(ABC):
@@ -24,7 +24,7 @@ class ScheduleSampler(ABC):
 
     observes = False  # whether it depends on the losses
 
-    def __init__(self, diffusion: ForwardProcess | LogSnrProcess):
+    def __init__(self, diffusion: Process | LogSnrProcess):
         self.diffusion = diffusion
 
     @abstractmethod
@@ -69,7 +69,7 @@ class LogitNormalSampler(ScheduleSampler):
     mean, std: of log(t / (1 − t)), t as a fraction of the process, 1 = noise. A mean above 0 = more noise.
     """
 
-    def __init__(self, diffusion: ForwardProcess | LogSnrProcess, mean: float = 0.0, std: float = 1.0):
+    def __init__(self, diffusion: Process | LogSnrProcess, mean: float = 0.0, std: float = 1.0):
         super().__init__(diffusion)
         self.mean, self.std = mean, std
 
@@ -90,7 +90,7 @@ class LossSecondMomentResampler(ScheduleSampler):
 
     observes = True
 
-    def __init__(self, diffusion: ForwardProcess, history_per_term: int = 10, uniform_prob: float = 0.001):
+    def __init__(self, diffusion: Process, history_per_term: int = 10, uniform_prob: float = 0.001):
         super().__init__(diffusion)
         self.num_timesteps = diffusion.num_timesteps
         self.history_per_term, self.uniform_prob = history_per_term, uniform_prob
@@ -158,7 +158,7 @@ SCHEDULE_SAMPLERS: dict[str, Callable[..., ScheduleSampler]] = {
 }
 
 
-def create_named_schedule_sampler(name: str, diffusion: ForwardProcess | LogSnrProcess, **options) -> ScheduleSampler:
+def create_named_schedule_sampler(name: str, diffusion: Process | LogSnrProcess, **options) -> ScheduleSampler:
     """A sampler of SCHEDULE_SAMPLERS. options: its settings; those not given have their defaults."""
     return lookup(SCHEDULE_SAMPLERS, name, "schedule_sampler")(diffusion, **options)
 
@@ -182,7 +182,7 @@ class TimestepConfig:
         above=0,
     )
 
-    def sampler(self, diffusion: ForwardProcess | LogSnrProcess) -> ScheduleSampler:
+    def sampler(self, diffusion: Process | LogSnrProcess) -> ScheduleSampler:
         """The distribution of the times of a process."""
         normal = {"mean": self.logit_mean, "std": self.logit_std} if self.schedule_sampler == LOGIT_NORMAL else {}
         return create_named_schedule_sampler(self.schedule_sampler, diffusion, **normal)

@@ -1,4 +1,8 @@
-"""From seeds and conditions to samples: process, guided denoiser and sampler combined."""
+"""From seeds and conditions to samples: process, guided denoiser and sampler combined.
+
+So are the previews of a generator in training. Their guidance is in its checkpoint, and is that of all sampling from it
+unless told otherwise.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..batch import Conditioning, moved
-from ..config import Fault, InputError, faults_of, named, option, settings
-from ..config.bounds import MAX_STEPS
+from ..batch import SELF_COND, Conditioning
+from ..config import Fault, InputError, faults_of, named, option, section, settings
+from ..config.bounds import MAX_BATCH, MAX_STEPS
 from ..images.signal import Signal
 from ..randomness import Draw, check_seeds
 from .diffusion_config import DiffusionConfig, create_gaussian_diffusion
 from .editing import Edit, EditConfig, edited_steps, shortened
-from .guidance import ClassifierGuidance, GuidanceConfig, guidance_interval, guided_denoiser
+from .guidance import ClassifierGuidance, GuidanceConfig, guidance_interval, guided_denoiser, thresholding
 from .log_snr import LogSnrProcess, LogSnrSteps
 from .parametrization import VARIANCES
-from .respace import sections_of
-from .reverse_process import ReverseProcess
-from .samplers import SAMPLERS, TWICE, Denoise, Step, is_random
-from .self_conditioning import SelfConditioned, is_self_conditioned
-from .spacing import SPACINGS, default_spacing
+from .process import Process
+from .samplers import SAMPLERS, TWICE, Denoise, Model, Prediction, Step, is_random
+from .spacing import SPACINGS, default_spacing, sections_of
 
 
 def with_steps(recorded: Mapping, flag: Callable[[str], str]) -> Mapping:
@@ -134,7 +136,7 @@ class SamplerConfig:
             raise InputError(Fault("steps", f"must be at most {total}, the steps of the process", count))
         return count
 
-    def process(self, diffusion: DiffusionConfig) -> ReverseProcess:
+    def process(self, diffusion: DiffusionConfig) -> Process:
         """The process with the steps to take. InputError if it has no such steps."""
         if diffusion.is_flow:
             spacing = self.spacing or default_spacing(diffusion.noise_schedule)
@@ -160,6 +162,54 @@ class SamplerConfig:
             names = ", ".join(name for name in SAMPLERS if not is_random(name))
             rule = f"requires a deterministic {named('sampler')} ({names}) without {named('eta')}, not {used}"
             raise InputError(Fault("variation", rule))
+
+
+def preview_share_option(needs: Sequence[str] = ()) -> Any:
+    """The setting that all previews share."""
+    return option(
+        0.05,
+        "maximum share of the run for all previews, in forward passes (three per sample in a training step): in "
+        "short runs they have fewer images and sampling steps, at least one; none = no limit",
+        free=True,
+        needs=needs,
+        above=0,
+    )
+
+
+@settings
+class PreviewConfig:
+    """Preview grids"""
+
+    sample_interval: int = option(
+        5000, "steps between preview grids, with another at the last step; 0 = no previews", free=True, least=0
+    )
+    preview_samples: int = option(
+        16,
+        "images in a preview grid, of the first captions of val_data_dir, or else of data_dir",
+        free=True,
+        needs=("sample_interval",),
+        most=MAX_BATCH,
+    )
+    preview_share: float | None = preview_share_option(needs=("sample_interval",))
+    sampler: SamplerConfig = section(
+        SamplerConfig, needs=("sample_interval",), free=True, called={"steps": "preview_steps"}
+    )
+    guidance: GuidanceConfig = section(GuidanceConfig, free=True)
+
+    def faults(self) -> Iterator[Fault]:
+        if self.preview_samples < 1:
+            off = f"{named('sample_interval')} 0 turns previews off"
+            yield Fault.of(self, "preview_samples", f"must be at least 1 ({off})")
+
+    def check(self, diffusion: DiffusionConfig, signal: Signal, conditional: bool) -> None:
+        """InputError for previews that cannot be sampled, before training instead of at the first preview.
+
+        conditional: whether the generator has captions or classes.
+        """
+        self.guidance.scales(conditional)
+        if self.sample_interval:
+            self.sampler.process(diffusion)
+            thresholding(self.guidance, signal.value_range)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +244,7 @@ class SampleBatch:
 
 def sample_steps(
     generator: nn.Module,
-    process: ReverseProcess,
+    process: Process,
     batch: SampleBatch,
     sampler: SamplerConfig,
     guidance: GuidanceConfig,
@@ -220,16 +270,8 @@ def sample_steps(
         process, edit = shortened(process, edit.strength), edit.to(device)
     encode_text = cast("Callable[[Conditioning], Conditioning]", generator.encode_text)
     draw = seeds_draw(seeds, batch.stage, device)
-    given = {"cond": batch.cond, "null": batch.null or Conditioning()}
-    names = {f"{part} {name}": value for part, each in given.items() for name, value in each.present().items()}
-    there = moved({"seeds": draw.index, **names}, device)  # in one copy
-    draw.positions = there.pop("seeds")
-
-    def encoded(part: str) -> Conditioning:
-        values = {name.removeprefix(f"{part} "): value for name, value in there.items() if name.startswith(f"{part} ")}
-        return encode_text(Conditioning.of(values))
-
-    cond, null = encoded("cond"), None if batch.null is None else encoded("null")
+    cond = encode_text(batch.cond.to(device))
+    null = None if batch.null is None else encode_text(batch.null.to(device))
     if edit is not None and edit.seen:
         cond, null = replace(cond, known=edit.known), null and replace(null, known=edit.known)
 
@@ -242,7 +284,7 @@ def sample_steps(
         return guidance_interval(process, controlled, plain, low, high)
 
     def denoiser(cond: Conditioning, null: Conditioning | None, guidance: GuidanceConfig, classifier) -> Denoise:
-        network = SelfConditioned(generator) if is_self_conditioned(generator) else generator
+        network = SelfConditioned(generator) if getattr(generator, "self_conditioned", False) else generator
         value_range = batch.signal.value_range
         denoise = guided_denoiser(process, network, cond, null, guidance, classifier, value_range)
         return network.watch(denoise) if isinstance(network, SelfConditioned) else denoise
@@ -261,7 +303,34 @@ def sample_steps(
         yield from edited_steps(process, walk, denoise, unguided, edit, noise)
 
 
-def step_count(process: ReverseProcess, edit: Edit | None = None) -> int:
+class SelfConditioned:
+    """A network that is shown its latest expected x_start (Chen et al. 2022); nothing at first.
+
+    That is the x_start after guidance and thresholding, of which both halves of a guided batch see the same.
+    """
+
+    def __init__(self, network: Model):
+        self.network = network
+        self.latest: Tensor | None = None
+
+    def __call__(self, x: Tensor, t: Tensor, cond: Conditioning) -> Tensor:
+        if self.latest is not None:
+            copies = [len(x) // len(self.latest)] + [1] * (x.dim() - 1)
+            cond = replace(cond, extra={**cond.extra, SELF_COND: self.latest.repeat(copies)})
+        return self.network(x, t, cond=cond)
+
+    def watch(self, denoise: Denoise) -> Denoise:
+        """``denoise``, whose x_start the network is shown next."""
+
+        def watched(x: Tensor, t: int) -> Prediction:
+            prediction = denoise(x, t)
+            self.latest = prediction.x_start
+            return prediction
+
+        return watched
+
+
+def step_count(process: Process, edit: Edit | None = None) -> int:
     """The number of steps that ``sample_steps`` takes. InputError as ``shortened``."""
     if edit is None:
         return process.num_timesteps
@@ -277,7 +346,7 @@ def seeds_draw(seeds: Sequence[int], stage: int, device: torch.device) -> Draw:
 @torch.no_grad()
 def sample_batch(
     generator: nn.Module,
-    process: ReverseProcess,
+    process: Process,
     batch: SampleBatch,
     sampler: SamplerConfig,
     guidance: GuidanceConfig,

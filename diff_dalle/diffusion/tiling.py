@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from ..batch import SELF_COND, Conditioning
 from ..config import Fault, InputError, named
-from .forward_process import at_least_float32
+from .process import at_least_float32
 from .samplers import Model
-from .self_conditioning import is_self_conditioned
 
 Window = tuple[EllipsisType, slice, slice]  # of the last two dimensions
 
@@ -42,7 +41,7 @@ class Tiled(nn.Module):
         super().__init__()
         check_tiles(tile, overlap, divisor)
         self.model, self.tile, self.overlap, self.divisor, self.patch = model, tile, overlap, divisor, patch
-        self.self_conditioned = is_self_conditioned(model) if isinstance(model, nn.Module) else False
+        self.self_conditioned = getattr(model, "self_conditioned", False)
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
 
     def encode_text(self, cond: Conditioning) -> Conditioning:

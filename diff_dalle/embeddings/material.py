@@ -25,7 +25,7 @@ from ..data.sidecars import Sidecar
 from ..data.spec import Required
 from ..distributed.world import World
 from ..images.decode import decode_image
-from ..images.pixels import from_uint8
+from ..images.signal import from_uint8
 from ..images.transforms import center_crop
 from ..models.precision_names import PRECISIONS
 from .clip import CLIPS

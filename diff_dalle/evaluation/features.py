@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Fault, InputError, named
-from ..images.pixels import from_levels
+from ..images.signal import from_levels
 from .generated_config import CLIP, FeatureMetric
 from .inception import Inception
 

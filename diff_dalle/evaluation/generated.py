@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ..config import Fault, InputError, named, quantity
 from ..distributed.world import World
-from ..images.pixels import from_levels, to_uint8
+from ..images.signal import from_levels, to_uint8
 from ..models.precision import autocast_disabled
 from .features import BATCH_SIZE, Column, FeatureColumns, ImageEncoder, Network, column_of
 from .generated_config import (

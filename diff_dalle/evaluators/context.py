@@ -23,7 +23,7 @@ from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SamplerConfig
 from ..distributed.world import World
 from ..embeddings.contract import Clip
-from ..images.pixels import from_uint8, to_uint8
+from ..images.signal import from_uint8, to_uint8
 from ..randomness import random_uniform
 from ..sampling.classifier import Classifier, Guide, load_guide
 from ..sampling.control import Control

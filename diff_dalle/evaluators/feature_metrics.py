@@ -21,7 +21,7 @@ from ..evaluation.metrics import METRICS, inception_score
 from ..evaluation.perceptual import Lpips
 from ..evaluation.report import Report, Section, Table
 from ..evaluation.upsampling_report import evaluate_upsampling, upsampling_sections
-from ..images.pixels import from_uint8
+from ..images.signal import from_uint8
 from .context import Context, renders_of
 
 BATCH_SIZE = 64  # pairs of images that go through a network at once

@@ -3,25 +3,28 @@ hold, and of the other formats that people keep pictures in.
 
 Plain JPEGs can be decoded by simplejpeg: Pillow's pixels for less work around the same library, libjpeg-turbo. Layout
 of the file: ITU-T T.81, annex B.
+
+The orientation that a camera wrote into a picture (Exif 3.0, tag 274) counts wherever the file keeps it. A png has it
+in a chunk eXIf, which may follow the pixels (Portable Network Graphics 3.0, 11.3.4.6), or, written by ImageMagick, as
+hexadecimal digits in a text. Pillow reads the former only together with the pixels.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import io
 import warnings
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ..config import Fault, InputError
 from .color import color_note, conversion, on_white, to_srgb
-from .orientation import SIDEWAYS, orientation_of, upright
-from .png_stream import is_complete
 
 FRACTIONS = (8, 4, 2, 1)  # what libjpeg-turbo divides sides by at little cost, and Pillow's ``draft`` too
 BLOCK = 8  # pixels, of the cosine transform
@@ -117,8 +120,21 @@ NO_PICTURE = "not a picture of a known format"
 NO_HEIF = "a HEIC picture, which needs `pip install 'diff_dalle[heic]'`"
 UNREADABLE = "not a readable image"
 TOO_LARGE = "too many pixels"
-Result = TypeVar("Result")
 Size = tuple[int, int]  # height, width
+ORIENTATION = 0x0112  # the tag
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS = (5, 6, 7, 8)  # orientations that swap rows and columns
+EXIF_TEXT, EXIF_CHUNK = "Raw profile type exif", b"eXIf"  # of ImageMagick, and of the specification
+MAX_CHUNK = 1 << 16  # bytes, of Exif data in a jpeg too
+LATEST = 2 * MAX_CHUNK  # bytes from the end of a file where it is looked for
 
 
 class BrokenSample(Exception):
@@ -153,13 +169,15 @@ def decode_image(
     least = None if cover is None else (scale * cover[0], scale * cover[1])
     if decoder == "simplejpeg" and (plain := decode_plain_jpeg(data, max_pixels, MAX_SCANNED, least)):
         return Image.fromarray(plain[0]), plain[1]
-    image, full = _explained(lambda: _decode(data, max_pixels, least, formats))
+    with _explained():
+        image, full = _decode(data, max_pixels, least, formats)
     return on_white(image), full
 
 
 def decode_transparent(data: bytes, max_pixels: int, formats: Sequence[str] = FORMATS) -> Image.Image:
     """``decode_image`` at full size, of mode RGBA where the image has transparency, else RGB."""
-    return _explained(lambda: _decode(data, max_pixels, None, formats))[0]
+    with _explained():
+        return _decode(data, max_pixels, None, formats)[0]
 
 
 @dataclass(frozen=True)
@@ -178,35 +196,34 @@ class Facts:
 
 def picture_facts(data: bytes, formats: Sequence[str] = FORMATS) -> Facts:
     """About a picture, from its header. Raises BrokenSample when it is none."""
-    return _explained(lambda: _facts(data, formats))
-
-
-def _facts(data: bytes, formats: Sequence[str]) -> Facts:
-    image, _, orientation = _open(data, formats)
-    found, animated = str(image.format), image.format != "MPO" and getattr(image, "is_animated", False)
-    notes = {
-        color_note(image): True,
-        "CMYK": image.mode == "CMYK",
-        "16-bit gray": image.mode.startswith("I"),
-        "turned or mirrored by its EXIF data": orientation not in (None, 1),
-        "transparent, on white": image.has_transparency_data,
-        "several frames or pages, of which the first is used": animated,
-    }
+    with _explained():
+        image, _, orientation = _open(data, formats)
+        found, animated = str(image.format), image.format != "MPO" and getattr(image, "is_animated", False)
+        notes = {
+            color_note(image): True,
+            "CMYK": image.mode == "CMYK",
+            "16-bit gray": image.mode.startswith("I"),
+            "turned or mirrored by its EXIF data": orientation not in (None, 1),
+            "transparent, on white": image.has_transparency_data,
+            "several frames or pages, of which the first is used": animated,
+        }
     return Facts(found, animated, tuple(note for note, applies in notes.items() if note and applies))
 
 
 def image_size(data: bytes) -> Size:
     """The (height, width) that ``decode_image`` would give, from the header: ``data`` may end after it, except that of
     a webp. Raises BrokenSample when it is no image or cut within its header."""
-    return _explained(lambda: _open(data, FORMATS)[1])
+    with _explained():
+        return _open(data, FORMATS)[1]
 
 
-def _explained(read: Callable[[], Result]) -> Result:
-    """``read()``, with BrokenSample for whatever it raises."""
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """BrokenSample for whatever is raised within."""
     try:
         with warnings.catch_warnings():  # about odd EXIF data, large images, …: nobody here can fix those
             warnings.simplefilter("ignore")
-            return read()
+            yield
     except BrokenSample:
         raise
     except Exception as error:  # Pillow's parsers raise nearly anything on damaged bytes
@@ -254,7 +271,7 @@ def _open(data: bytes, formats: Sequence[str]) -> tuple[Image.Image, Size, int |
             raise BrokenSample(f"{UNREADABLE}: a damaged HEIC") from None
         raise BrokenSample(NO_IMAGE if formats == FORMATS else NO_PICTURE) from None
     image.decodermaxblock = len(data)  # else Pillow hands a jpeg to libjpeg in parts, and copies what is left of each
-    orientation = orientation_of(image, data)
+    orientation = _orientation(image, data)
     width, height = image.size
     return image, ((width, height) if orientation in SIDEWAYS else (height, width)), orientation
 
@@ -273,9 +290,47 @@ def _decode(data: bytes, max_pixels: int, least: Size | None, formats: Sequence[
         rows, columns = least[::-1] if orientation in SIDEWAYS else least
         image.draft("RGB", (columns, rows))
     converted = to_srgb(image)
-    if image.format == "PNG" and not is_complete(image, data):
+    if image.format == "PNG" and not _is_complete(image, data):
         raise BrokenSample(f"{UNREADABLE}: its pixels end before its last row")
-    found = upright(converted, orientation)
+    found = converted.transpose(TURNS[orientation]) if orientation in TURNS else converted
     if image.format not in FORMATS:  # an icon, a turned tiff: only decoding tells the size
         full = found.height, found.width
     return found, full
+
+
+def _orientation(image: Image.Image, data: bytes) -> int | None:
+    """That of an opened picture, 1 to 8, or None. data: its file, or the beginning of it."""
+    if "exif" in image.info or EXIF_TEXT in image.info:
+        return image.getexif().get(ORIENTATION)
+    if image.format == "PNG" and (exif := _late_exif(data)):
+        found = Image.Exif()
+        found.load(exif)
+        return found.get(ORIENTATION)
+    return None
+
+
+def _late_exif(data: bytes) -> bytes:
+    """The Exif data after the pixels of a png, from its file or the end of it; nothing without any."""
+    at = data.rfind(EXIF_CHUNK, max(4, len(data) - LATEST))
+    if at < 0:
+        return b""
+    start = at + len(EXIF_CHUNK)
+    end = start + int.from_bytes(data[at - 4 : at], "big")
+    is_chunk = end - start <= MAX_CHUNK and zlib.crc32(data[at:end]) == int.from_bytes(data[end : end + 4], "big")
+    return data[start:end] if is_chunk else b""
+
+
+def _is_complete(image: Image.Image, data: bytes) -> bool:
+    """Whether the pixels of a decoded png are all there. Its stream may end early and be valid all the same; Pillow
+    then leaves the other pixels as they were before, which is 0. So where the last row is 0, or pixels are interlaced,
+    it is decoded again over other values of what comes last: the last row, or the one before."""
+    width, height = image.size
+    if not image.info.get("interlace") and image.crop((0, height - 1, width, height)).getbbox():
+        return True
+    end = (0, max(height - 2, 0), width, height)
+    pixels = image.crop(end).tobytes()
+    canvas = Image.new(image.mode, image.size)
+    canvas.paste(Image.frombytes(image.mode, (width, height - end[1]), b"\xff" * len(pixels)), end)
+    again = Image.open(io.BytesIO(data), formats=("PNG",))
+    again.im = canvas.im
+    return again.crop(end).tobytes() == pixels

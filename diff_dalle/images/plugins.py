@@ -11,8 +11,8 @@ from ..config import Fault, InputError, installed, loaded, nearest
 
 #: The bundled ones, by group and name, each as what makes it.
 BUILT_IN = {
-    "diff_dalle.faces": {"insightface": "diff_dalle.images.packaged:faces_of_insightface"},
-    "diff_dalle.saliency": {"opencv": "diff_dalle.images.packaged:saliency_of_opencv"},
+    "diff_dalle.faces": {"insightface": "diff_dalle.images.control_filters.identity:faces_of_insightface"},
+    "diff_dalle.saliency": {"opencv": "diff_dalle.images.transforms:saliency_of_opencv"},
 }
 NAMES = {"cv2": "opencv-contrib-python-headless"}  # of packages that are not called as their modules
 WITH_TORCHVISION = ("open_clip", "torch_fidelity", "torchmetrics", "torchvision")

@@ -19,14 +19,7 @@ from .decode import BrokenSample, Size
 from .transforms import MAX_STRETCH
 
 TRIES = 10  # draws of a random crop's shape until it fits, then the largest one in the middle; as in torchvision
-FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "box": Image.Resampling.BOX,
-    "bilinear": Image.Resampling.BILINEAR,
-    "hamming": Image.Resampling.HAMMING,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+FILTERS = {each.name.lower(): each for each in Image.Resampling}
 # The arguments that each transform takes.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "RandomResizedCrop": ("size", "scale", "ratio", "interpolation", "antialias"),
@@ -91,27 +84,29 @@ class TransformConfig:
 _OWN = {name for names in ARGUMENTS.values() for name in names}
 
 
+def _sized(transforms: Sequence[TransformConfig]) -> list[TransformConfig]:
+    return [each for each in transforms if each.name in SIZED]
+
+
 def output_size(transforms: Sequence[TransformConfig]) -> Size | None:
     """The size of pictures after the transforms; None = it depends on the picture."""
-    found = None
-    for each in transforms:
-        if each.name in SIZED:
-            found = each.shape
-    return found
+    sized = _sized(transforms)
+    return sized[-1].shape if sized else None
 
 
 def least_side(transforms: Sequence[TransformConfig]) -> int | None:
     """The least side that pictures have after the transforms; None = they keep that of the file."""
-    sized = [each for each in transforms if each.name in SIZED]
+    sized = _sized(transforms)
     return min(sized[-1].size) if sized else None
 
 
 def decoding_cover(transforms: Sequence[TransformConfig], size: Size) -> Size | None:
     """The size to cover with a picture that is decoded at a fraction, for these transforms and then a center crop of
     ``size``; None = decode all of it."""
-    first = next((each for each in transforms if each.name in SIZED), None)
-    if first is None:
+    sized = _sized(transforms)
+    if not sized:
         return size
+    first = sized[0]
     if first.name in ("CenterCrop", "RandomCrop"):
         return None
     height, width = first.size[0], first.size[-1]

@@ -1,4 +1,5 @@
-"""What a generator produces: its channels, the range of its values, and how it becomes pixels."""
+"""What a generator produces: its channels, the range of its values, and how it becomes pixels; and uint8 images ↔ the
+float tensors that networks compute with."""
 
 from __future__ import annotations
 
@@ -7,14 +8,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..config import InputError
-from .pixels import from_uint8, to_uint8
 
-# ITU-R BT.601 luma in 16-bit fixed point, as in Pillow's mode "L". The weights sum to 65536, so gray stays gray.
-LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)
+
+def to_uint8(images: Tensor) -> Tensor:
+    """[N, C, H, W] in [-1, 1] → [N, H, W, C] uint8, rounded; values out of range are clipped."""
+    return ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def from_uint8(images: np.ndarray | Tensor) -> Tensor:
+    """Images [N, H, W, C] uint8 → [N, C, H, W] float32 in [-1, 1], on the device of ``images``."""
+    return from_levels(torch.as_tensor(images).permute(0, 3, 1, 2))
+
+
+def from_levels(images: Tensor) -> Tensor:
+    """uint8 of any shape → float32 in [-1, 1] of the same shape, on the same device."""
+    return images.float().div_(127.5).sub_(1.0)  # in place: batches are large
+
+
+def check_pixels(name: str, images: np.ndarray, shape: str) -> None:
+    """InputError unless ``images`` is uint8 of a shape like ``shape``: "[H, W, 3]", or "[N, h, w, 3]"."""
+    if images.dtype != np.uint8 or images.ndim != shape.count(",") + 1 or images.shape[-1] != 3:
+        raise InputError(f"{name} is {images.dtype} of shape {list(images.shape)}, but must be uint8 {shape}")
 
 
 class Signal(ABC):
@@ -95,5 +115,5 @@ class LatentSignal(Signal):
 
 
 def _luma(images: np.ndarray) -> np.ndarray:
-    """uint8 [N, H, W, 3] → uint8 [N, H, W, 1]."""
-    return ((images @ LUMA + 2**15) >> 16).astype(np.uint8)[..., None]
+    """uint8 [N, H, W, 3] → uint8 [N, H, W, 1], by ITU-R BT.601."""
+    return np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in images])[..., None]

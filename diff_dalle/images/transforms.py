@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from ..config import Fault, InputError
 from .decode import BrokenSample, Size
+from .plugins import import_package
 
 MIN_CROP, MAX_CROP = 0.8, 1.0  # a random crop's size as a fraction of the image's shorter side
 MAX_STRETCH = 64  # maximum ratio of an image's aspect ratio to the target's: memory grows with what is cropped away
@@ -166,7 +168,7 @@ def random_cover(size: Size, uniform: float) -> Size:
     """The size that a random crop scales the image to cover: ``size`` is 80 to 100 % of it. ``uniform`` in [0, 1)."""
     short = min(size)
     low, high = math.ceil(short / MAX_CROP), math.ceil(short / MIN_CROP)
-    side = low + _choose(uniform, high - low + 1)
+    side = low + int(uniform * (high - low + 1))
     return math.ceil(size[0] * side / short), math.ceil(size[1] * side / short)
 
 
@@ -178,8 +180,8 @@ def random_crop(image: Image.Image, full: Size, size: Size, cover: Size, uniform
     uniforms: two numbers in [0, 1), which determine the top and the left edge.
     """
     pixels = _resize_to_cover(image, full, cover)
-    top = _choose(uniforms[0], pixels.shape[0] - size[0] + 1)
-    left = _choose(uniforms[1], pixels.shape[1] - size[1] + 1)
+    top = int(uniforms[0] * (pixels.shape[0] - size[0] + 1))
+    left = int(uniforms[1] * (pixels.shape[1] - size[1] + 1))
     return pixels[top : top + size[0], left : left + size[1]]
 
 
@@ -189,15 +191,10 @@ def random_window(pixels: np.ndarray, window: Window, uniforms: Sequence[float])
     uniforms: two numbers in [0, 1), which determine the top and the left edge.
     """
     top, left = (
-        window.grid * _choose(uniform, (length - window.size) // window.grid + 1)
+        window.grid * int(uniform * ((length - window.size) // window.grid + 1))
         for uniform, length in zip(uniforms, pixels.shape[:2], strict=True)
     )
     return pixels[top : top + window.size, left : left + window.size]
-
-
-def _choose(uniform: float, count: int) -> int:
-    """One of 0..count-1."""
-    return int(uniform * count)
 
 
 # Of the published smart crop with which the latent cascade was trained.
@@ -237,3 +234,27 @@ def _center(map_: np.ndarray) -> np.ndarray:
     weights = np.exp((map_ - map_.max()) / TEMPERATURE)  # the softmax, but for a factor: its maximum is 1
     rows, columns = np.nonzero(weights > PEAK)
     return np.array([(rows.mean() + 0.5) / map_.shape[0], (columns.mean() + 0.5) / map_.shape[1]])
+
+
+def saliency_of_opencv() -> Saliency:
+    """Fine-grained saliency (Montabone & Soto 2010), [h, w] in [0, 1]; it needs no weights."""
+    package: Any = import_package("cv2", "saliency", "saliency")
+    if not hasattr(package, "saliency"):
+        raise InputError(
+            "saliency requires the module cv2.saliency, which the installed OpenCV lacks: pip uninstall it, and pip "
+            "install opencv-contrib-python-headless"
+        )
+    return opencv_saliency
+
+
+def opencv_saliency(picture: np.ndarray) -> np.ndarray:
+    """``saliency_of_opencv``, for pictures uint8 [h, w, 3]. BrokenSample for one of which OpenCV computes none."""
+    import cv2
+
+    package: Any = cv2
+    found, map_ = package.saliency.StaticSaliencyFineGrained_create().computeSaliency(
+        np.ascontiguousarray(picture[..., ::-1])
+    )
+    if not found:
+        raise BrokenSample("OpenCV computes no saliency of it")
+    return map_

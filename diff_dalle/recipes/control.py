@@ -17,10 +17,9 @@ from ..diffusion.augmentation import AugmentationConfig
 from ..diffusion.diffusion_config import DiffusionConfig, training_process
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
-from ..images.control_filters.contract import ControlFilter
-from ..images.control_filters.pictures import ReadyFilter
+from ..images.control_filters.contract import ControlFilter, ReadyFilter
 from ..images.control_filters.table import ControlConfig
-from ..images.pixels import to_uint8
+from ..images.signal import to_uint8
 from ..models.adapters.controlnet import ControlNet, UnetControlConfig
 from ..models.generator import GeneratorConfig
 from ..tasks.alignment import AlignmentConfig

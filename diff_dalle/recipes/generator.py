@@ -16,8 +16,8 @@ from ..data.loader import DataConfig, Loader
 from ..data.spec import CaptionSpec, ImageSpec, SampleSpec
 from ..diffusion.augmentation import AugmentationConfig, area_downsample
 from ..diffusion.diffusion_config import DiffusionConfig, training_process
-from ..diffusion.preview_config import PreviewConfig
 from ..diffusion.resample import LOSS_AWARE, DenoisingConfig
+from ..diffusion.sampling import PreviewConfig
 from ..distributed.launch import DistributedConfig
 from ..distributed.world import World
 from ..images.signal import PixelSignal, Signal

@@ -18,9 +18,9 @@ from ..batch import Batch, Conditioning
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..config import Fault, InputError, disagreements, named, option, settings, values_by_name
 from ..diffusion.diffusion_config import NoiseConfig, create_noise_process
+from ..diffusion.gaussian_diffusion import SpacedDiffusion
 from ..diffusion.guidance import FORMS, GRADIENTS, ClassifierGuidance
 from ..diffusion.resample import ContrastiveConfig
-from ..diffusion.respace import SpacedDiffusion
 from ..distributed.devices import use_device
 from ..distributed.world import SINGLE, World
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable

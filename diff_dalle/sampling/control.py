@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..config import Fault, InputError, named, option, quantity, settings
 from ..images.files import check_mask, fit_image, fit_mask
-from ..images.pixels import check_pixels
+from ..images.signal import check_pixels
 
 
 @settings

@@ -10,8 +10,7 @@ import numpy as np
 from ..config import Fault, InputError, named, quantity
 from ..embeddings.contract import Clip
 from ..images.files import fit_image
-from ..images.pixels import check_pixels
-from ..images.signal import Signal
+from ..images.signal import Signal, check_pixels
 
 BATCH = 32  # pictures that the CLIP sees at once
 CANCELED = 1e-4  # norm of a mixture, as a fraction of its weights, below which rounding decides its direction

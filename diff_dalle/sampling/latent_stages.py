@@ -18,10 +18,9 @@ from ..checkpoints.cascade import TrainedWith
 from ..config import InputError, named
 from ..diffusion.augmentation import Degradation
 from ..diffusion.log_snr import LogSnrProcess
-from ..diffusion.reverse_process import ReverseProcess
+from ..diffusion.process import Process
 from ..diffusion.tiling import Tiled
-from ..images.pixels import from_uint8
-from ..images.signal import LatentSignal
+from ..images.signal import LatentSignal, from_uint8
 from ..models.latent.config import LatentUnetConfig
 from ..models.latent.stages import StageBConfig, StageCConfig
 from .autoencoders import Autoencoder
@@ -129,7 +128,7 @@ class LatentStage(Stage):
     def _process(self) -> LogSnrProcess:
         return LogSnrProcess(self.diffusion)
 
-    def process(self, settings: StageSettings) -> ReverseProcess:
+    def process(self, settings: StageSettings) -> Process:
         shift, start, end = settings.shift, settings.t_start, settings.t_end
         return settings.sampler.steps_of(self._process, shift=shift, t_start=start, t_end=end)
 

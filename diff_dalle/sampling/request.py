@@ -12,8 +12,7 @@ import torch
 from ..config import Fault, InputError, named, quantity
 from ..diffusion.editing import Edit, EditConfig
 from ..images.files import check_mask, fit_image, fit_mask
-from ..images.pixels import check_pixels
-from ..images.signal import Signal
+from ..images.signal import Signal, check_pixels
 from ..randomness import check_seeds
 from .control import Control
 from .image_prompts import ImagePrompts

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..config import InputError, named
 from ..images.files import fit_image
-from ..images.pixels import check_pixels
+from ..images.signal import check_pixels
 from .request import Request, in_turn
 from .stage import Stage
 

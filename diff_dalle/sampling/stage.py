@@ -20,7 +20,7 @@ from ..config import Fault, InputError, named
 from ..diffusion.augmentation import Degradation
 from ..diffusion.editing import shortened
 from ..diffusion.guidance import thresholding
-from ..diffusion.reverse_process import ReverseProcess
+from ..diffusion.process import Process
 from ..diffusion.samplers import Step
 from ..diffusion.sampling import SampleBatch, sample_batch, seeds_draw, step_count
 from ..diffusion.tiling import Tiled, check_tiles
@@ -248,7 +248,7 @@ class Stage(ABC):
         self._network = network if self.keep else None
         return network
 
-    def process(self, settings: StageSettings) -> ReverseProcess:
+    def process(self, settings: StageSettings) -> Process:
         """The process with the sampling steps."""
         return settings.sampler.process(self.diffusion)
 

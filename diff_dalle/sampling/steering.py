@@ -12,8 +12,7 @@ from ..checkpoints.loading import SavedNetwork, open_networks
 from ..config import InputError, differences, named, to_dict
 from ..diffusion.sampling import seeds_draw
 from ..embeddings.contract import weights_digest
-from ..images.control_filters.contract import ControlFilter, Materials
-from ..images.control_filters.pictures import as_control
+from ..images.control_filters.contract import ControlFilter, Materials, as_control
 from ..images.control_filters.table import ControlConfig
 from ..images.signal import LatentSignal, Signal
 from ..models.adapters.controlnet import Controlled, ControlNet

@@ -13,7 +13,7 @@ from ..batch import Batch
 from ..config import Fault, named, option, section, settings
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8, ssim
 from ..images.grid import column_grid
-from ..images.pixels import to_uint8
+from ..images.signal import to_uint8
 from ..models.latent.discriminator import Discriminator, DiscriminatorConfig, adversarial_loss, discriminator_loss
 from ..models.latent.stage_a import Reconstruction, StageA, one_vector
 from ..randomness import Draw

@@ -13,9 +13,9 @@ from ..checkpoints.decoder_stage import DecoderStage
 from ..config import InputError
 from ..diffusion.augmentation import area_resize
 from ..diffusion.diffusion_config import create_gaussian_diffusion
+from ..diffusion.gaussian_diffusion import SpacedDiffusion
 from ..diffusion.guidance import thresholding
 from ..diffusion.resample import DenoisingConfig
-from ..diffusion.respace import SpacedDiffusion
 from ..embeddings.contract import Clip
 from ..images.signal import PixelSignal
 from ..models.decoder.unet import DecoderUnet

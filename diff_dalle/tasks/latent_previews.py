@@ -14,8 +14,7 @@ from ..batch import Batch
 from ..checkpoints.cascade import LatentSampling
 from ..diffusion.sampling import SampleBatch, sample_batch
 from ..images.grid import image_grid
-from ..images.pixels import to_uint8
-from ..images.signal import Signal
+from ..images.signal import Signal, to_uint8
 from ..randomness import Draw
 from ..tracking.tracker import Table
 from ..training.task import Shown

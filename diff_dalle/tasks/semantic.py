@@ -13,7 +13,7 @@ from ..config import option, settings
 from ..diffusion.augmentation import area_resize
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8
 from ..images.grid import column_grid
-from ..images.pixels import to_uint8
+from ..images.signal import to_uint8
 from ..models.latent.semantic import SemanticAutoencoder
 from ..randomness import Draw
 from .calibration import Calibrating, calibration_rate, moments_text, sample_moments, usable

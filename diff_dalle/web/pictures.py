@@ -13,7 +13,7 @@ from PIL import Image
 from ..commands.serve import Limits
 from ..config import Fault, InputError
 from ..images.decode import FORMATS, BrokenSample, decode_image
-from ..images.masks import decode_mask
+from ..images.files import decode_mask
 from ..images.output import png_bytes
 from ..images.transforms import center_crop, center_crop_mask
 

@@ -13,7 +13,7 @@ from ..commands.serve import Limits
 from ..config import Fault, InputError, faults_of, leaves, option, settings
 from ..config.bounds import MAX_BATCH, MAX_ROWS, MAX_SEED, MAX_SIDE, MAX_STEPS
 from ..diffusion.editing import EditConfig
-from ..images.masks import INPAINTED
+from ..images.files import INPAINTED
 from ..randomness import check_seeds
 from ..sampling.control import Control
 from ..sampling.request import ImageEdit, Request

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 from checkpoint_making import save_model
 
-from diff_dalle.diffusion.preview_config import PreviewConfig
-from diff_dalle.diffusion.sampling import SamplerConfig
+from diff_dalle.diffusion.sampling import PreviewConfig, SamplerConfig
 from diff_dalle.models.generator import GeneratorConfig, LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.transformer import DenoiserConfig

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion.diffusion_config import DiffusionConfig
+from diff_dalle.diffusion.gaussian_diffusion import SpacedDiffusion
 from diff_dalle.diffusion.guidance import GuidanceConfig
-from diff_dalle.diffusion.preview_config import PreviewConfig
-from diff_dalle.diffusion.respace import SpacedDiffusion
-from diff_dalle.diffusion.reverse_process import ReverseProcess
-from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, seeds_draw
+from diff_dalle.diffusion.process import Process
+from diff_dalle.diffusion.sampling import PreviewConfig, SampleBatch, SamplerConfig, sample_batch, seeds_draw
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
@@ -73,7 +72,7 @@ def _noise(count: int) -> Tensor:
 
 
 @torch.no_grad()
-def bare_loop(network: nn.Module, x: Tensor, cond: Conditioning, scale: float, process: ReverseProcess) -> Tensor:
+def bare_loop(network: nn.Module, x: Tensor, cond: Conditioning, scale: float, process: Process) -> Tensor:
     """``network`` over the steps of ``process``, from the noise x [N, C, H, W] to the samples.
 
     cond: encoded conditions of N images; or, at a ``scale`` other than 1, of 2N, of which the second half is negative.

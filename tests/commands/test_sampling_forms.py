@@ -12,8 +12,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.config import InputError, present_form, to_dict
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig, space_timesteps
-from diff_dalle.diffusion.preview_config import PreviewConfig
-from diff_dalle.diffusion.sampling import SamplerConfig
+from diff_dalle.diffusion.sampling import PreviewConfig, SamplerConfig
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.sampling.pipeline import load
 from diff_dalle.sampling.request import Request

@@ -13,7 +13,7 @@ from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.commands.command_line import parse
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import SINGLE, World
-from diff_dalle.images.pixels import to_uint8
+from diff_dalle.images.signal import to_uint8
 from diff_dalle.images.transforms import Window
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.tasks.denoising import DenoisingTask

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from refusing import refused
 from torch.testing import assert_close
 
 from diff_dalle import diffusion
@@ -217,8 +216,3 @@ def test_a_classifier_guides_a_flow_at_its_level():
         nearest = own.q_sample(image, level, noise)
         assert (shown - nearest).abs().max() < 0.02 and torch.equal(level, level[:1].expand(2))
         assert step in (0, 8) or (shown - given).abs().max() > 0.1
-
-
-def test_unknown_forms_are_refused():
-    with refused("classifier_form"):
-        ClassifierGuidance(similarity, 1.0, form="variance")

@@ -10,7 +10,6 @@ from network_making import seeded
 from refusing import refused
 from torch import nn
 from torch.testing import assert_close
-from waiting import needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import SAMPLERS, DiffusionConfig, GuidanceConfig, Prediction, create_gaussian_diffusion
@@ -178,20 +177,6 @@ def test_known_pixels_end_at_their_given_values(name, prediction, variance, sche
     last = end(edit, name, model=network, process=create_gaussian_diffusion(config, "8"))
     assert torch.equal(last[..., LEFT], edit.images[..., LEFT])
     assert (last[..., ~LEFT] != edit.images[..., ~LEFT]).all()
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_known_pixels_have_the_noise_of_each_step(name):
-    """After every step their noise, x_t minus the signal, has the variance of that level."""
-    unknown = torch.zeros(400, 1, *SIZE, dtype=torch.bool)
-    unknown[..., 0] = True
-    edit = Edit(DATA[:1].expand(400, -1, -1, -1), unknown, EditConfig(inpaint_resamples=2, inpaint_jump=3))
-    process = create_gaussian_diffusion(CONFIG, "8")
-    levels = [*process.alphas_cumprod.tolist(), 1.0]
-    for step in run(edit, name, "8"):
-        alpha_bar = levels[step.t - 1]
-        noise = (step.x - alpha_bar**0.5 * edit.images)[..., 1:]
-        assert noise.square().mean().item() == pytest.approx(1 - alpha_bar, rel=0.03, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -376,34 +361,3 @@ def test_impossible_edits_are_refused():
         run(Edit(DATA, None, vary), "ddim", eta=0.5)
     with refused("images to edit have shape"):
         run(Edit(DATA, None), seeds=[0, 1])
-
-
-# ------------------------------------------------------------------------------------------------------- no waiting
-
-
-def exercise(device):
-    """Every edit, and every sampler, on a device."""
-    config = replace(CONFIG, variance="learned_range", prediction="v")
-    process = create_gaussian_diffusion(config, "3")
-    x, unknown = torch.zeros(3, 3, *SIZE, device=device), torch.ones(3, 1, *SIZE, dtype=torch.bool, device=device)
-    denoise = process.denoiser(lambda x, t: torch.cat([x, x], 1))
-
-    def step():
-        for edit, name in [*((edit, "ddim") for edit in EDITS), *(("inpainting", name) for name in SAMPLERS)]:
-            edit = EDITS[edit]()
-            settings = replace(edit.config, inpaint_resamples=2, inpaint_jump=2)
-            edit = Edit(x, None if edit.unknown is None else unknown, settings)
-            list(edited_steps(process, SAMPLERS[name], denoise, denoise, edit, lambda name: x))
-
-    return step
-
-
-def test_without_values():
-    """Steps can be computed without any value being known, and from the second time on no table is copied."""
-    first, second = transfers(exercise("meta"))
-    assert first > 0 and second == 0
-
-
-@needs_cuda
-def test_cuda_is_never_waited_for():
-    run_without_waiting(exercise("cuda"))

@@ -19,7 +19,7 @@ from diff_dalle.diffusion import (
     create_gaussian_diffusion,
     guided_denoiser,
 )
-from diff_dalle.diffusion.guidance import classifier_free, dynamic_threshold, similarity_gradient, thresholding
+from diff_dalle.diffusion.guidance import _joined, dynamic_threshold, extrapolated, similarity_gradient, thresholding
 
 CONFIG = DiffusionConfig(diffusion_steps=100, noise_schedule="cosine", prediction="x_start", variance="learned_range")
 COND, NULL = Conditioning(labels=torch.tensor([1, 2])), Conditioning(labels=torch.tensor([0, 0]))
@@ -35,6 +35,10 @@ class Network:
         self.sizes.append(len(x))
         label = cond.labels.view(-1, 1, 1, 1)
         return torch.cat([0.1 * x + 0.1 * label, 0.1 * label.expand_as(x)], dim=1).half()
+
+
+def classifier_free(model, cond, null, scale, rescale=0.0):
+    return extrapolated(model, _joined(cond, null, None), scale, 0.0, rescale)
 
 
 def test_only_the_mean_is_guided():
@@ -56,15 +60,17 @@ def test_scale_one_is_off():
     assert torch.equal(found.x_start, plain.x_start) and torch.equal(found.mean, plain.mean)
 
 
-def test_guidance_requires_a_condition():
+@pytest.mark.parametrize(("scales", "name"), [((2.0, None), "guidance_scale"), ((1.0, 2.0), "guidance_scale_end")])
+def test_guidance_requires_a_condition(scales, name):
     """Neither missing conditions nor those with nothing to drop are silently left unguided."""
-    process, config = create_gaussian_diffusion(CONFIG), GuidanceConfig(guidance_scale=2.0)
+    process, config = create_gaussian_diffusion(CONFIG), GuidanceConfig(*scales)
     low_res = Conditioning(low_res=torch.zeros(2, 3, 4, 4))
     for cond, null in ((None, None), (low_res, low_res)):
-        with refused("guidance_scale is 2, but there is no caption, class or image embedding"):
+        with refused(f"{name} is 2, but there is no caption, class or image embedding"):
             guided_denoiser(process, Network(), cond, null, config)
-    with refused("guidance_scale is 2, but null is missing"):
+    with refused("null is missing"):
         guided_denoiser(process, Network(), COND, None, config)
+    assert config.at_scale(1.0).scales(True) == (1, 1)
 
 
 def test_an_embedding_mask_may_be_left_out():
@@ -80,17 +86,6 @@ def test_an_embedding_mask_may_be_left_out():
     output = classifier_free(network, cond, null, 3.0)(x, torch.tensor([5, 5]))
     assert_close(output, 15 * x)
     assert masks[0].tolist() == [True, True, False, False]
-
-
-def test_interval_in_steps_of_the_original_process():
-    """Inside the interval both halves run, outside only the conditional one, independently of respacing."""
-    process = create_gaussian_diffusion(CONFIG, "5")  # steps 0, 25, 50, 74, 99 of 100
-    network, x = Network(), torch.randn(2, 3, 4, 4)
-    config = GuidanceConfig(guidance_scale=2.0, guidance_interval=(0.25, 0.7))
-    denoise = guided_denoiser(process, network, COND, NULL, config)
-    for t in range(5):
-        denoise(x, t)
-    assert network.sizes == [2, 4, 4, 2, 2]
 
 
 def test_the_scale_may_change_with_time():
@@ -110,16 +105,6 @@ def test_the_scale_may_change_with_time():
 
 def mean_of_labels(x, t, cond):
     return 0.1 * x * (1 + cond.labels.view(-1, 1, 1, 1))
-
-
-def test_a_changing_scale_is_never_silently_off():
-    process, low_res = create_gaussian_diffusion(CONFIG), Conditioning(low_res=torch.zeros(2, 3, 4, 4))
-    config = GuidanceConfig(1.0, 2.0)
-    with refused("guidance_scale_end is 2, but there is no caption"):
-        guided_denoiser(process, Network(), low_res, low_res, config)
-    with refused("null is missing"):
-        guided_denoiser(process, Network(), COND, None, config)
-    assert config.scales(True) == (1, 2) and config.at_scale(1.0).scales(True) == (1, 1)
 
 
 @pytest.mark.parametrize("rescale", [0.3, 1.0])
@@ -229,20 +214,6 @@ def test_dynamic_threshold(percentile):
     s = x.abs().flatten(1).quantile(percentile, dim=1).clamp(min=1).view(3, 1, 1, 1)
     assert_close(dynamic_threshold(x, percentile), x.clamp(-s, s) / s)
     assert_close(dynamic_threshold(x, percentile)[1:2], dynamic_threshold(x[1:2], percentile))
-
-
-@pytest.mark.parametrize(("kind", "largest"), [("none", 7.0), ("static", 1.0), ("dynamic", 1.0)])
-def test_thresholding(kind, largest):
-    """Each kind limits x_start as documented, and eps follows x_start."""
-    process, x = create_gaussian_diffusion(CONFIG), torch.randn(1, 3, 4, 4)
-
-    def network(x, t, cond):
-        return torch.cat([x / x.abs().amax() * 7, x], dim=1)
-
-    found = guided_denoiser(process, network, COND, None, GuidanceConfig(guidance_scale=1.0, thresholding=kind))(x, 50)
-    assert found.x_start.abs().max().item() == pytest.approx(largest, rel=1e-5)
-    alpha_bar = process.alphas_cumprod[50]
-    assert_close(alpha_bar**0.5 * found.x_start + (1 - alpha_bar) ** 0.5 * found.eps, x)
 
 
 def test_thresholding_uses_the_value_range():
@@ -508,6 +479,7 @@ def test_the_scale_of_the_gradient_only_prevents_underflow(monkeypatch):
     assert scaled[1].eq(2.0**-26).all() and similarity_gradient(half, x).eq(0).all()
 
 
-def test_an_unknown_gradient_is_refused():
-    with refused("classifier_gradient"):
-        ClassifierGuidance(curved_similarity, 1.0, "x_0")
+def test_unknown_gradients_and_forms_are_refused():
+    for name, value in (("gradient", "x_0"), ("form", "variance")):
+        with refused(f"classifier_{name}"):
+            ClassifierGuidance(curved_similarity, 1.0, **{name: value})

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from diff_dalle.diffusion import LOG_SNR_SCHEDULES, LogSnrConfig, LogSnrProcess, get_named_beta_schedule
 from diff_dalle.diffusion.log_snr_schedules import (
+    NOISE_CONDITIONS,
     cosine_log_snr,
     cosine_time,
     discretized,
@@ -53,16 +54,6 @@ def test_cosine_is_the_discrete_cosine_schedule():
     discrete = np.cumprod(1 - get_named_beta_schedule("cosine", 200))[9:190]
     times = torch.arange(10, 191, dtype=torch.float64) / 200
     np.testing.assert_allclose(torch.sigmoid(cosine_log_snr(times)), discrete, rtol=1e-9)
-
-
-def test_cosine2_moves_on_an_arc_of_constant_speed():
-    angle = torch.atan(torch.exp(-LOG_SNR_SCHEDULES["cosine2"](T) / 2))
-    assert_close(angle.diff(), angle.diff().mean().expand(4))
-
-
-def test_edm_is_the_seventh_power_of_a_line():
-    root = torch.exp(-LOG_SNR_SCHEDULES["edm"](T) / 2) ** (1 / 7)
-    assert_close(root.diff(), root.diff().mean().expand(4))
 
 
 def test_stable_diffusion_has_the_values_of_its_steps():
@@ -143,3 +134,59 @@ def test_no_interpolation_rises():
         process = LogSnrProcess(LogSnrConfig(log_snr_schedule=first, log_snr_interpolation=second))
         assert (process.log_snr(t).diff() < 1e-12).all(), (first, second)
         assert (np.diff(process.steps(500).alphas_cumprod) < 0).all()
+
+
+# ------------------------------------------------------------------------------- what a network is told of the noise
+
+LEVELS = [9.2102, 1.7114, 0.0, -1.7803, -9.2102]
+CONDITIONS = {
+    "cosine": [0.0023, 0.25, 0.4960, 0.75, 0.9936],
+    "stable_diffusion": [0, 0.1363, 0.3542, 0.6183, 1],
+    "flow_steps": [1000 / (1 + math.exp(x / 2)) for x in LEVELS],
+    "rectified_flow": [1 / (1 + math.exp(-x / 2)) for x in LEVELS],
+    "sigmoid": [1e-4, 0.1530, 0.5, 0.8557, 0.9999],
+    "edm": [-x / 8 for x in LEVELS],
+    "log_snr": LEVELS,
+    "sigma": [math.exp(-x / 2) for x in LEVELS],
+}
+
+
+def condition(**settings):
+    return LogSnrProcess(LogSnrConfig(**settings)).condition(torch.tensor(LEVELS, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", NOISE_CONDITIONS)
+def test_values_of_conditions(name):
+    found = condition(noise_condition=name)
+    assert found.dtype == torch.float32 and found.tolist() == pytest.approx(CONDITIONS[name], abs=1e-4)
+
+
+def test_units_of_the_data():
+    assert condition(noise_condition="sigma", sigma_data=0.5).tolist() == pytest.approx(
+        [0.5 * value for value in CONDITIONS["sigma"]], rel=1e-4
+    )
+
+
+def test_a_shifted_schedule_looks_like_a_later_time():
+    """The network is told the noise there is, not the time."""
+    for process in (LogSnrProcess(LogSnrConfig(shift=2.0)), LogSnrProcess()):
+        steps = process.steps(4, shift=2.0 / process.config.shift)
+        assert steps.time_inputs.tolist() == pytest.approx([0.4441, 0.7056, 0.8701, 0.9936], abs=1e-4)
+        seen = []
+        for t in range(4):
+            seen.append(steps.model_steps(torch.zeros(2, 1, 1, 1), t))
+        assert torch.equal(torch.stack(seen)[:, 0], torch.from_numpy(steps.time_inputs))
+
+
+@pytest.mark.parametrize("name", NOISE_CONDITIONS)
+def test_levels(name):
+    """Integers from 0 at the clean end of the schedule to n − 1 at the noisy one."""
+    process = LogSnrProcess(LogSnrConfig(noise_condition=name, noise_condition_steps=10))
+    t = torch.linspace(0, 1, 2001)
+    levels = process.condition(process.log_snr(t))
+    assert levels[0] == 0 and levels[-1] == 9 and (levels.diff() >= 0).all() and (levels == levels.floor()).all()
+    plain = LogSnrProcess(LogSnrConfig(noise_condition=name))
+    share = plain.condition(plain.log_snr(t))
+    share = (share - share[0]) / (share[-1] - share[0])
+    torch.testing.assert_close(levels, (share * 10).floor().clamp(max=9), atol=1, rtol=0)
+    assert (levels != (share * 10).floor().clamp(max=9)).sum() < 10  # but for rounding

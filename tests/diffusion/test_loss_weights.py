@@ -7,8 +7,8 @@ import torch
 from network_making import seeded
 
 from diff_dalle.diffusion import LogSnrConfig, LogSnrProcess
-from diff_dalle.diffusion.log_snr_targets import SCALERS, TARGETS
-from diff_dalle.diffusion.loss_weights import LOSS_WEIGHTS
+from diff_dalle.diffusion.losses import LOSS_WEIGHTS
+from diff_dalle.diffusion.parametrization import SCALERS, TARGETS
 
 LOG_SNR = [9.21, 1.0, 0.0, -2.0, -9.21]
 SNR = [math.exp(x) for x in LOG_SNR]

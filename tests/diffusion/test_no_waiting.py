@@ -4,10 +4,12 @@ Tensors on the "meta" device have no values, so reading one raises an error; on 
 host synchronizes with it.
 """
 
+import functools
+
 import pytest
 import torch
 from network_making import captions, make_generator
-from waiting import CountNumbers, CountTransfers, needs_cuda, run_without_waiting, transfers
+from waiting import CountTransfers, needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import (
@@ -20,8 +22,10 @@ from diff_dalle.diffusion import (
     create_gaussian_diffusion,
     guided_denoiser,
 )
+from diff_dalle.diffusion.editing import Edit, EditConfig, edited_steps
 from diff_dalle.diffusion.losses import LOSSES
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_steps
+from diff_dalle.diffusion.tiling import Tiled
 from diff_dalle.images.signal import PixelSignal
 
 
@@ -85,16 +89,50 @@ LOG_SNR = [
 ]
 
 
-@pytest.mark.parametrize("settings", LOG_SNR)
-def test_log_snr_without_values(settings):
-    first, second = transfers(exercise_log_snr("meta", **settings))
+def exercise_edits(device):
+    """Every kind of edit, and inpainting with every sampler."""
+    config = DiffusionConfig(variance="learned_range", prediction="v")
+    process = create_gaussian_diffusion(config, "3")
+    x, unknown = torch.zeros(3, 3, 4, 6, device=device), torch.ones(3, 1, 4, 6, dtype=torch.bool, device=device)
+    denoise = process.denoiser(lambda x, t: torch.cat([x, x], 1))
+    inpainting = Edit(x, unknown, EditConfig(inpaint_resamples=2, inpaint_jump=2))
+    edits = [(inpainting, name) for name in SAMPLERS]
+    edits += [(Edit(x, None, EditConfig(0.5, variation)), "ddim") for variation in (None, 0.5)]
+
+    def step():
+        for edit, name in edits:
+            list(edited_steps(process, SAMPLERS[name], denoise, denoise, edit, lambda name: x))
+
+    return step
+
+
+def exercise_tiles(device):
+    x, t = torch.zeros(2, 3, 32, 20, device=device), torch.zeros(2, device=device)
+    cond = Conditioning(low_res=torch.zeros(2, 3, 8, 5, device=device))
+    network = Tiled(lambda x, t, cond: x + cond.low_res, 16, 8, 4)
+    return lambda: network(x, t, cond=cond)
+
+
+EXERCISES = {
+    **{loss: functools.partial(exercise, loss) for loss in LOSSES},
+    **{f"log_snr {i}": functools.partial(exercise_log_snr, **settings) for i, settings in enumerate(LOG_SNR)},
+    "edits": exercise_edits,
+    "tiles": exercise_tiles,
+}
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_without_values(name):
+    """A step can be computed without any value, and from the second on no table is copied."""
+    first, second = transfers(EXERCISES[name]("meta"))
     assert first > 0 and second == 0
 
 
 @needs_cuda
-@pytest.mark.parametrize("settings", LOG_SNR)
-def test_cuda_is_never_waited_for_in_log_snr(settings):
-    run_without_waiting(exercise_log_snr("cuda", **settings))
+@pytest.mark.parametrize("name", EXERCISES)
+def test_cuda_is_never_waited_for(name):
+    """Once its tables are on the GPU, a step makes no synchronizing call."""
+    run_without_waiting(EXERCISES[name]("cuda"))
 
 
 @pytest.mark.parametrize("sampler", ["dpm++2m", "unipc", "ancestral"])
@@ -108,29 +146,4 @@ def test_sampling_copies_conditions_and_tables_at_its_start_and_then_nothing(sam
     with CountTransfers() as counting:
         for _ in sample_steps(network, process, batch, SamplerConfig(sampler, 5), GuidanceConfig(2.0)):
             counts.append(counting.count)
-    assert counts == [2] * 5
-
-
-def test_what_would_wait_is_counted():
-    values, there = torch.zeros(2), torch.empty(2, device="meta")
-    with CountTransfers() as copies, CountNumbers() as made:
-        values.to("meta")
-        values.to("meta", non_blocking=True)
-        there.copy_(values, non_blocking=True)
-        torch.tensor([1.0])
-        torch.tensor([1.0], device="meta")
-    assert (copies.count, copies.waiting, made.count) == (3, 1, 1)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_without_values(loss):
-    """A step can be computed without any value, and from the second on no table is copied."""
-    first, second = transfers(exercise(loss, "meta"))
-    assert first > 0 and second == 0
-
-
-@needs_cuda
-@pytest.mark.parametrize("loss", LOSSES)
-def test_cuda_is_never_waited_for(loss):
-    """Once its tables are on the GPU, a step makes no synchronizing call."""
-    run_without_waiting(exercise(loss, "cuda"))
+    assert counts[0] > 0 and counts == counts[:1] * 5 and not counting.waiting

@@ -5,16 +5,21 @@ import pytest
 import torch
 from refusing import refused
 
-from diff_dalle.diffusion import LogSnrProcess, LossSecondMomentResampler, UniformSampler, create_named_schedule_sampler
-from diff_dalle.diffusion.forward_process import ForwardProcess
+from diff_dalle.diffusion import (
+    DiffusionConfig,
+    LogSnrProcess,
+    LossSecondMomentResampler,
+    UniformSampler,
+    create_gaussian_diffusion,
+    create_named_schedule_sampler,
+)
 from diff_dalle.diffusion.resample import SCHEDULE_SAMPLERS, TimestepConfig
-from diff_dalle.diffusion.schedules import get_named_beta_schedule
 
 STEPS, HISTORY = 7, 4
 
 
 def process(steps=STEPS):
-    return ForwardProcess(get_named_beta_schedule("cosine", steps))
+    return create_gaussian_diffusion(DiffusionConfig(steps, "cosine"))
 
 
 def warm(seed=0):

@@ -15,7 +15,6 @@ from exact_denoisers import (
     even_betas,
     solve,
 )
-from network_making import seeded
 from torch.testing import assert_close
 
 from diff_dalle.diffusion import (
@@ -31,7 +30,7 @@ from diff_dalle.diffusion import (
     space_timesteps,
 )
 from diff_dalle.diffusion.diffusion_config import training_process
-from diff_dalle.diffusion.log_snr_targets import TARGETS
+from diff_dalle.diffusion.parametrization import TARGETS
 from diff_dalle.diffusion.samplers import ancestral, ddim, ddim_inversion, lcm
 from diff_dalle.diffusion.sampling import SamplerConfig
 
@@ -167,16 +166,6 @@ def test_inversion_and_back():
     assert gap(200) < 0.6 * gap(100)
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_all_steps_kept_is_the_original(name):
-    """Respacing that keeps every step changes nothing."""
-    kwargs = settings(get_named_beta_schedule("cosine", 40))
-    original = GaussianDiffusion(**kwargs)
-    spaced = SpacedDiffusion(space_timesteps(40, "40"), **kwargs)
-    found, expected = (solve(name, process, ExactModel(process)) for process in (spaced, original))
-    assert_close(found, expected, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("variance", ModelVarType)
 @pytest.mark.parametrize("mean", ModelMeanType)
 def test_samplers_agree_with_guided_diffusions_loops(mean, variance):
@@ -202,45 +191,11 @@ def test_samplers_agree_with_guided_diffusions_loops(mean, variance):
         assert_close(last.x, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_sample_does_not_depend_on_its_batch():
-    """With its own noise, a sample is the same alone and in a batch."""
-    process = GaussianDiffusion(**settings(even_betas(10)))
-    denoise = process.denoiser(ExactModel(process, scale=0.3))
-    x = seeded(4, 2, 1, 1)
-    noises = seeded(10, 4, 2, 1, 1, seed=1)
-    *_, together = ancestral(process, denoise, x, lambda t: noises[t])
-    *_, alone = ancestral(process, denoise, x[2:3], lambda t: noises[t, 2:3])
-    assert_close(together.x[2:3], alone.x, atol=1e-6, rtol=0)
-
-
 # ------------------------------------------------------------------------------------------------- straight lines
 
 
-def flow(name, steps, prediction="x_start", scale=0.3, **settings):
-    """The samples of a flow's exact network."""
-    config = DiffusionConfig(noise_schedule="flow", prediction=prediction, variance="fixed_small", **settings)
-    process = SamplerConfig(name, steps).process(config)
-    model = ExactFlow(training_process(config), scale)
-    count, dtype = (256, torch.float32) if scale == 0 else (2000, torch.float64)
-    return solve(name, process, model, count, clip=scale == 0, dtype=dtype)
-
-
-FLOWS = [(name, [*TARGETS][i % len(TARGETS)]) for i, name in enumerate(SAMPLERS)]
-
-
-@pytest.mark.parametrize(("name", "prediction"), FLOWS)
+@pytest.mark.parametrize(("name", "prediction"), [(name, [*TARGETS][i % 4]) for i, name in enumerate(SAMPLERS)])
 def test_every_sampler_ends_at_the_data_along_straight_lines(name, prediction):
-    check_ends_at_the_data(flow(name, 25, prediction, scale=0.0))
-
-
-@pytest.mark.parametrize(("name", "prediction"), [each for each in FLOWS if each[0] != "lcm"])
-def test_every_sampler_has_the_right_distribution_along_straight_lines(name, prediction):
-    check_distribution(flow(name, 100, prediction, flow_shift=2.0), 0.3)
-
-
-def test_second_order_pays_along_straight_lines():
-    """With 20 evaluations; Heun takes two a step."""
-    exact = flow("unipc", 300)
-    found = {name: flow(name, 10 if name == "heun" else 20) for name in ORDERS}
-    errors = {name: (x - exact).square().mean().sqrt() for name, x in found.items()}
-    assert max(error for name, error in errors.items() if name != "ddim") < errors["ddim"] / 2
+    config = DiffusionConfig(noise_schedule="flow", prediction=prediction, variance="fixed_small", flow_shift=2.0)
+    process = SamplerConfig(name, 25).process(config)
+    check_ends_at_the_data(solve(name, process, ExactFlow(training_process(config)), clip=True))

@@ -39,11 +39,6 @@ def half_log_snr(alphas_cumprod):
     return 0.5 * np.log(alphas_cumprod / (1 - alphas_cumprod))
 
 
-@pytest.mark.parametrize("spacing", SPACINGS)
-def test_ten_of_a_thousand_linear_steps(spacing):
-    assert spaced_steps(alphas_cumprod("linear"), 10, spacing) == TEN[spacing]
-
-
 def test_rounding_is_of_each_step():
     """30 and 7 do not divide 1000."""
     levels = alphas_cumprod("linear")
@@ -60,18 +55,6 @@ def test_levels_of_the_papers():
     np.testing.assert_allclose(log_snr, [-5, -3.5, -2, -0.5, 1, 2.5, 4])
     first, last = np.exp(5.0) ** (1 / 7), np.exp(-4.0) ** (1 / 7)
     np.testing.assert_allclose(np.exp(-karras), [(first + i / 6 * (last - first)) ** 7 for i in range(7)])
-
-
-@pytest.mark.parametrize("spacing", LEVEL_SPACINGS)
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_each_level_is_that_of_the_nearest_trained_step(schedule, spacing):
-    """Except where that is taken already: then a neighbor is, since every step is taken once."""
-    levels = half_log_snr(alphas_cumprod(schedule))
-    wanted = LEVEL_SPACINGS[spacing](levels[-1], levels[0], 20)[::-1]
-    nearest = np.abs(levels[:, None] - wanted).argmin(0)
-    found = np.array(spaced_steps(alphas_cumprod(schedule), 20, spacing))
-    alone = np.array([np.sum(np.abs(nearest - step) <= 8) == 1 for step in nearest])
-    assert alone.sum() >= 6 and (found[alone] == nearest[alone]).all()
 
 
 def test_without_signal_at_the_end_the_levels_reach_to_the_last_one_that_has_any():
@@ -181,14 +164,6 @@ def test_levels_in_continuous_time(schedule, spacing):
         process.log_snr(torch.from_numpy(steps.times)).numpy() - shift, 2 * found, rtol=1e-6, atol=1e-9
     )
     assert 0.1 <= steps.times[0] < 0.11 and steps.times[-1] == pytest.approx(0.9)
-
-
-def test_a_linear_schedule_in_continuous_time_is_even_in_log_snr():
-    """So both spacings have the same levels, but for the last, which even steps leave to the clean sample."""
-    process = LogSnrProcess(LogSnrConfig(log_snr_schedule="linear"))
-    even, log_snr = process.steps(10, t_end=0.0), process.steps(11, spacing="log_snr")
-    np.testing.assert_allclose(log_snr.alphas_cumprod[1:], even.alphas_cumprod)
-    np.testing.assert_allclose(log_snr.times[1:], even.times)
 
 
 def test_spacings_that_count_steps_of_training_are_refused_in_continuous_time():

@@ -9,7 +9,6 @@ from refusing import refused
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
-from waiting import needs_cuda, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig, create_gaussian_diffusion
@@ -83,13 +82,6 @@ def test_a_local_network_returns_the_same_as_for_the_whole_image(size):
         found, whole = Tiled(network, 24, 16, 2)(x, t, cond=cond), network(x, t, cond)
     assert found.shape == (2, 6, *size)
     assert_close(found, whole, atol=1e-5, rtol=0)
-
-
-def test_with_too_small_an_overlap_seams_are_visible():
-    """So the test above can fail."""
-    network, (x, t, cond) = Local(), inputs((32, 32))
-    with torch.no_grad():
-        assert (Tiled(network, 16, 4, 2)(x, t, cond=cond) - network(x, t, cond)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -207,20 +199,3 @@ def test_impossible_tiles_are_refused(tile, overlap, message):
 def test_an_image_that_the_network_does_not_divide_is_refused():
     with refused("20×30, but both must be multiples of 4"):
         Tiled(Local(), 16, 4, 4)(*inputs((30, 20)))
-
-
-def exercise(device):
-    network, (x, t, cond) = Tiled(Local(), 16, 8, 4).to(device), inputs((32, 20))
-    x, t, cond = x.to(device), t.to(device), cond.to(device)
-    return lambda: network(x, t, cond=cond)
-
-
-def test_without_values():
-    """No value is read, and from the second call on the weights are on the device."""
-    first, second = transfers(exercise("meta"))
-    assert first > 0 and second == 0
-
-
-@needs_cuda
-def test_cuda_is_never_waited_for():
-    run_without_waiting(exercise("cuda"))

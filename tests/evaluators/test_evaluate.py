@@ -27,7 +27,7 @@ from diff_dalle.evaluation.metrics import METRICS, inception_score
 from diff_dalle.evaluation.perceptual import Lpips
 from diff_dalle.evaluators.context import renders_of
 from diff_dalle.evaluators.editing import VARIATIONS, object_mask, replacements
-from diff_dalle.images.pixels import from_uint8
+from diff_dalle.images.signal import from_uint8
 from diff_dalle.sampling.control import Control
 from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.sampling.stage_settings import GivenGuidance

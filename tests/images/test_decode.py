@@ -196,3 +196,45 @@ def test_every_cut_and_many_flips_are_broken_samples_or_images(form):
             decode_image(case, LIMIT)
         except BrokenSample as broken:
             assert len(str(broken)) < 300
+
+
+# ------------------------------------------------------------------- pngs whose stream ends early, but validly
+
+ROW = 1 + 3 * 8  # bytes of a row of 8 pixels
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 7, 7.9])
+def test_pixels_that_end_early_are_damage(rows):
+    with pytest.raises(BrokenSample, match="not a readable image"):
+        decode_image(png(pixels=(b"\0" + b"\x80" * 24) * int(rows) + bytes(int(ROW * (rows % 1)))), 64)
+
+
+@pytest.mark.parametrize("rows", [8, 9])
+def test_black_pictures_are_whole(rows):
+    found, _ = decode_image(png(pixels=bytes(ROW * rows)), 64)
+    assert not np.array(found).any()
+
+
+def test_other_depths_and_colors():
+    for mode in ("1", "L", "P", "LA", "RGBA", "I;16"):
+        assert pixels(encoded(Image.new(mode, (9, 5)), "PNG")).shape == (5, 9, 3)
+
+
+def interlaced(content: bytes) -> bytes:
+    """8 × 7 gray pixels."""
+    data = png(height=7, pixels=content, colors=0)
+    head = data[12:28] + b"\1"
+    return data[:12] + head + zlib.crc32(head).to_bytes(4, "big") + data[33:]
+
+
+def test_interlaced_pictures():
+    """Seven passes have 56 bytes and 14 filters; the last row is in the sixth, before the last 27 bytes."""
+    assert pixels(interlaced(bytes(70))).max() == 0
+    for missing in (9, 18):
+        with pytest.raises(BrokenSample, match="its pixels end before"):
+            pixels(interlaced(bytes(39) + b"\1" * 4 + bytes(27 - missing)))
+
+
+def test_a_picture_with_a_last_row_is_not_decoded_again(monkeypatch):
+    monkeypatch.setattr(Image, "frombytes", lambda *_: pytest.fail("decoded"))
+    decode_image(png(pixels=bytes(ROW * 7) + b"\0" + b"\1" * 24), 64)

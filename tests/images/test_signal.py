@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from diff_dalle.images.pixels import from_uint8
-from diff_dalle.images.signal import PixelSignal
+from diff_dalle.images.signal import PixelSignal, from_uint8
 
 COLORS = np.random.default_rng(0).integers(0, 256, (2, 50, 41, 3), dtype=np.uint8)
 

@@ -29,7 +29,7 @@ from marks import slow
 from diff_dalle.config import InputError
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.images.pixels import from_uint8
+from diff_dalle.images.signal import from_uint8
 from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.sampling.request import Request
 from diff_dalle.sampling.stage import StageJob

@@ -15,8 +15,7 @@ from diff_dalle.config import InputError, expectations
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.guidance import similarity_gradient
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.images.pixels import from_uint8
-from diff_dalle.images.signal import PixelSignal
+from diff_dalle.images.signal import PixelSignal, from_uint8
 from diff_dalle.models.noised_clip import NoisedClipConfig
 from diff_dalle.sampling import stage
 from diff_dalle.sampling.classifier import load_classifier

@@ -17,7 +17,7 @@ from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.config import InputError
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.embeddings.clip import load_clip
-from diff_dalle.images.pixels import from_uint8
+from diff_dalle.images.signal import from_uint8
 from diff_dalle.images.transforms import center_crop
 from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.sampling import embedded as embedding_room

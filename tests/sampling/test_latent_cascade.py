@@ -19,8 +19,7 @@ from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.images.files import fit_image
-from diff_dalle.images.pixels import from_uint8, to_uint8
-from diff_dalle.images.signal import PixelSignal
+from diff_dalle.images.signal import PixelSignal, from_uint8, to_uint8
 from diff_dalle.sampling.autoencoders import Autoencoder
 from diff_dalle.sampling.pipeline import load
 from diff_dalle.sampling.request import ImageEdit, Request

@@ -11,7 +11,7 @@ from diff_dalle.config import InputError, expectations
 from diff_dalle.diffusion import SAMPLERS, DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
-from diff_dalle.images.pixels import to_uint8
+from diff_dalle.images.signal import to_uint8
 from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.sampling.generator_stage import GeneratorStage
 from diff_dalle.sampling.pipeline import load

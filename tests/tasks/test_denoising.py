@@ -10,9 +10,8 @@ from torch import nn
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.diffusion_config import training_process
-from diff_dalle.diffusion.preview_config import PreviewConfig
 from diff_dalle.diffusion.resample import DenoisingConfig
-from diff_dalle.diffusion.sampling import SamplerConfig
+from diff_dalle.diffusion.sampling import PreviewConfig, SamplerConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.tasks.denoising import DenoisingTask

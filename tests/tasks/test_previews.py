@@ -9,7 +9,7 @@ from refusing import refused
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
-from diff_dalle.diffusion.preview_config import PreviewConfig
+from diff_dalle.diffusion.sampling import PreviewConfig
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.images.signal import PixelSignal
 from diff_dalle.recipes.generator import previews_of

@@ -1,9 +1,12 @@
-"""Whose faces a picture shows as a control. The networks that find and describe faces are a plug-in."""
+"""Whose faces a picture shows as a control. The networks that find and describe faces are a plug-in; the bundled one is
+over insightface."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +15,12 @@ from torch.nn import functional as F
 
 from ...config import option, settings
 from ...randomness import Draw
-from ..plugins import load_plugin
+from ..plugins import import_package, load_plugin
 from .contract import ControlFilter, Materials
 
 WIDTH = 512  # of the vector that describes a face
 STRIDE = 32  # pixels per position of the control
+MODELS = "buffalo_l"  # of insightface: the detector and the ArcFace of the published identity filter
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,26 @@ class Face:
 
 #: A picture uint8 [H, W, 3] → its faces, the most prominent one first.
 FindFaces = Callable[[np.ndarray], Sequence[Face]]
+
+
+@functools.cache
+def faces_of_insightface() -> FindFaces:
+    """Faces by insightface's detector (Guo et al. 2022), described by its ArcFace (Deng et al. 2019), on the CPU.
+
+    The package fetches these networks into its own cache when it does not have them.
+    """
+    package: Any = import_package("insightface.app", "faces", "finding faces")
+    app = package.FaceAnalysis(name=MODELS, allowed_modules=["detection", "recognition"])
+    app.prepare(ctx_id=-1)
+    return functools.partial(_faces, app)
+
+
+def _faces(app: Any, picture: np.ndarray) -> list[Face]:
+    found = []
+    for face in app.get(np.ascontiguousarray(picture[..., ::-1])):  # it reads blue first
+        left, top, right, bottom = map(float, face.bbox)
+        found.append(Face((top, left, bottom, right), np.asarray(face.normed_embedding, dtype=np.float32)))
+    return found
 
 
 @settings

@@ -10,10 +10,9 @@ from typing import Any
 from ...config import Fault, InputError, Registry, faults_of, from_dict, option, settings
 from ...config.bounds import MAX_WIDTH
 from .canny import CannyFilter
-from .contract import ControlFilter, Materials
+from .contract import ControlFilter, Materials, PictureFilter, PixelatedFilter, ReadyFilter, SemanticPixelatedFilter
 from .identity import IdentityFilter
 from .inpainting import InpaintFilter
-from .pictures import PictureFilter, PixelatedFilter, ReadyFilter, SemanticPixelatedFilter
 
 GROUP = "diff_dalle.control_filters"
 FILTERS: Registry[type[ControlFilter]] = Registry(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...config import Fault, faults_of, option, settings
 from ...config.bounds import MAX_BATCH, MAX_PROCESSES, MAX_SECONDS, MAX_SEED, MAX_SIDE
 from ...data.settings import workers_option
-from ...diffusion.preview_config import preview_share_option
+from ...diffusion.sampling import preview_share_option
 from ...randomness import check_seeds
 
 CONTROLNET_KEYS = (

@@ -21,7 +21,7 @@ from ...distributed.world import World
 from ...embeddings.computing import make_embeddings
 from ...embeddings.material import EmbeddingsConfig, Form, Material
 from ...embeddings.sources import NAMES
-from ...images.pixels import from_uint8
+from ...images.signal import from_uint8
 from ...models.precision import autocast, training_precision
 from ..spelling import spelled_as_in_file
 from .file import PRECISIONS, data_of

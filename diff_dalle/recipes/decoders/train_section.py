@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 
 from ...config import Fault, named, option, settings
 from ...config.bounds import MAX_BATCH, MAX_SECONDS
-from ...diffusion.preview_config import preview_share_option
+from ...diffusion.sampling import preview_share_option
 from ...models.precision_names import PRECISIONS
 from ...training.optim_config import OptimConfig
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.config import from_dict, to_dict
-from diff_dalle.diffusion.guidance import classifier_free
+from diff_dalle.diffusion.guidance import extrapolated
 from diff_dalle.models.decoder.blocks import LinearAttention, MultiQueryAttention, NullAttention, ResidualBlock
 from diff_dalle.models.decoder.config import DecoderUnetConfig
 from diff_dalle.models.decoder.unet import DecoderUnet
@@ -188,7 +188,8 @@ def test_conditions_can_be_projected_in_advance():
     assert_close(run(network, encoded.drop(everywhere)), run(network, null))
     x, t = noisy()
     with torch.no_grad():
-        guided = classifier_free(network, encoded, network.encode_text(null), 3.0)(x, t)
+        both = Conditioning.concat([encoded, network.encode_text(null)])
+        guided = extrapolated(network, both, 3.0, 0.0, 0.0)(x, t)
         plain, baseline = run(network, cond), run(network, null)
     assert_close(guided, baseline + 3 * (plain - baseline), atol=1e-4, rtol=1e-4)
 
