@@ -23,7 +23,6 @@ from .spec import SampleSpec
 
 LOOK = 1024
 SHARDS = 16
-THREADS = 16  # they wait for networks, not for each other
 NAMED = 8  # keys of a json in a message
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ def look(found: Collection, spec: SampleSpec, caption_field: str) -> Findings:
 
     places = list(_places(found.counts))
     waits = any(map(found.in_place, {shard for shard, _ in places}))
-    for raw in storage.in_parallel(read, places, THREADS) if waits else map(read, places):
+    for raw in storage.in_parallel(read, places) if waits else map(read, places):
         if isinstance(raw.problem, Unavailable):
             continue  # nothing is known about it
         findings.looked += 1

@@ -9,7 +9,6 @@ missing ones. Jobs that index the same data at the same time share the work too.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
@@ -24,17 +23,14 @@ from tqdm import tqdm
 from .. import storage
 from ..config import InputError, named, quantity, redact
 from ..distributed.world import ALONE, World
-from .shard_table import FORMAT, ShardSummary, Table, load_summary, load_table, read_bounded, save_table
+from .shard_table import DAMAGE, FORMAT, ShardSummary, Table, load_summary, load_table, read_bounded, save_table
 from .shards import Shard, ShardFiles, cache_home, packed_tag
 from .sources import TARS
 from .tar import read_members
 
 FOLDER, SUMMARY = ".diff_dalle_index", "summary.json"
 MAX_SUMMARY = 1 << 28  # bytes: about a million shards
-THREADS = 16  # they wait for disks and networks, not for each other
-ROUND = (
-    4 * THREADS
-)  # shards that each process indexes or surveys before all exchange results: no process waits long for another
+ROUND = 64  # shards that each process indexes or surveys before all exchange results: no process waits long for another
 UNREAD = "is compressed: unpack it first"  # what earlier versions say about gzipped shards
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -66,14 +62,8 @@ def table_folders(path: str, index_cache: str) -> tuple[Sequence[str], str]:
         folder = os.path.abspath(folder)
     if not name.lower().endswith(TARS):
         name = f"{name[:40]}.{_digest(path)}"
-    return _folders(folder, index_cache or os.path.join(cache_home(), "index"), not (scheme or index_cache)), name
-
-
-@functools.lru_cache(maxsize=1024)
-def _folders(folder: str, cache: str, beside: bool) -> tuple[str, ...]:
-    """``table_folders`` of the shards in a folder; beside: whether the tables may be in it."""
-    cached = os.path.join(cache, _digest(folder))
-    return (os.path.join(folder, FOLDER), cached) if beside else (cached,)
+    cached = os.path.join(index_cache or os.path.join(cache_home(), "index"), _digest(folder))
+    return ([cached] if scheme or index_cache else [os.path.join(folder, FOLDER), cached]), name
 
 
 def writable_file(path: str, files: ShardFiles, ending: str) -> str:
@@ -90,13 +80,11 @@ def _load_summary(folder: str) -> dict[str, ShardSummary]:
     """The summaries in a folder, by the tables' names. They are looked up by name: none is taken for a path."""
     try:
         record = json.loads(read_bounded(os.path.join(folder, SUMMARY), MAX_SUMMARY))
-        if not isinstance(record, dict) or record.get("format") != FORMAT or not isinstance(record["shards"], dict):
-            return {}
-        if record.get("digest") != _digest(json.dumps(record["shards"])):
-            return {}
-        return {name: ShardSummary.parse(summary) for name, summary in record["shards"].items()}
-    except (OSError, ValueError, KeyError, RecursionError):
-        return {}  # missing, of another format or damaged: it is written again
+        if record["format"] == FORMAT and record["digest"] == _digest(json.dumps(record["shards"])):
+            return {name: ShardSummary.parse(summary) for name, summary in record["shards"].items()}
+    except DAMAGE:
+        pass
+    return {}  # missing, of another format or damaged: it is written again
 
 
 def save_summaries(folder: str, shards: dict[str, ShardSummary]):
@@ -154,7 +142,7 @@ class _Indexer:
     def run(self, paths: Sequence[str], world: World) -> list[Indexed]:
         self._load_summaries(paths)
         parts = [paths[start::ROUND] for start in range(min(ROUND, len(paths)))]  # a task for each path costs more
-        tasks = storage.in_parallel(lambda part: [self.find(path) for path in part], parts, THREADS)
+        tasks = storage.in_parallel(lambda part: [self.find(path) for path in part], parts)
         found = {entry.path: entry for part in tasks for entry in part if entry is not None}
         missing: list[str] = world.broadcast([path for path in dict.fromkeys(paths) if path not in found])
         self._load_summaries(missing)
@@ -184,7 +172,7 @@ def shared(call: Callable[[Item], Result], items: Sequence[Item], world: World, 
     with tqdm(total=len(items), desc=title, unit="shard", disable=not (items and world.is_main) or None) as bar:
         for start in range(0, len(items), ROUND * world.size):
             turns, mine = items[start : start + ROUND * world.size], []
-            for result in storage.in_parallel(call, turns[world.rank :: world.size], THREADS):
+            for result in storage.in_parallel(call, turns[world.rank :: world.size]):
                 mine.append(result)
                 bar.update(world.size)
             parts = world.gather(mine)

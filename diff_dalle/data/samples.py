@@ -56,7 +56,6 @@ class Recipe:
     """How a sample is made: what it must hold, and the settings that concern it.
 
     augment: False = nothing about it is random, except a window.
-    bucket_crop: how images are cropped to the size of their bucket, as in ``AspectConfig``.
     saliency: finds what a crop should show; see ``smart_crop``.
     """
 
@@ -64,17 +63,7 @@ class Recipe:
     config: DataConfig
     seed: int
     augment: bool
-    bucket_crop: str = "center"
     saliency: Saliency | None = None
-
-    @property
-    def is_random(self) -> bool:
-        """Whether crops or flips are random."""
-        config = self.config
-        augmented = (
-            config.random_crop or config.random_flip or self.bucket_crop == "random" or self.saliency is not None
-        )
-        return bool(self.spec.image and self.spec.image.window) or (self.augment and augmented)
 
 
 @dataclass(frozen=True)
@@ -231,10 +220,7 @@ class Samples(Dataset[Chunk]):
         return cond
 
     def _draws(self, positions: Sequence[int]) -> list[list[float]]:
-        """[n, 6] in [0, 1): a random crop's scale, top and left; the flip; a window's top and left. [n, 0] if none of
-        these is random."""
-        if not self.recipe.is_random:
-            return [[]] * len(positions)
+        """[n, 6] in [0, 1): a random crop's scale, top and left; the flip; a window's top and left."""
         purposes = ("crop size", "crop top", "crop left", "flip", "window top", "window left")
         return random_uniforms(self.recipe.seed, purposes, positions).tolist()
 
@@ -265,10 +251,7 @@ class Samples(Dataset[Chunk]):
                 ahead = self._places(*self.order.successors(position, step, LOOKAHEAD))
             place = ahead[(step - 1) % LOOKAHEAD]
             try:
-                record = None
-                if self.recipe.spec.filters:  # of samples they reject, only the json is read
-                    record = self._accepted(self.collection.fetch(*place, ["json"]))
-                return self._decode(self.collection.fetch(*place), image, draws, position, record)
+                return self._decode(self.collection.fetch(*place), image, draws, position)
             except BrokenSample as reason:
                 error = reason
         last = self.collection.describe(*place)
@@ -295,25 +278,14 @@ class Samples(Dataset[Chunk]):
         with ThreadPoolExecutor(REQUESTS) as pool:
             yield from pool.map(lambda place: self.collection.fetch(*place), places)
 
-    def _accepted(self, raw: Raw) -> dict:
-        """The sample's json object. Raises Rejected, naming the filter, unless all filters accept it."""
-        raw.check()
-        record = read_record(raw.members["json"])
-        for each in self.recipe.spec.filters:
-            each.check(record)
-        return record
-
-    def _decode(
-        self, raw: Raw, image: ImageSpec | None, draws: list[float], position: int, record: dict | None = None
-    ) -> _Sample:
-        """A sample from its members. Raises BrokenSample when one of them cannot be used.
-
-        record: its json object, if the filters have accepted it already.
-        """
+    def _decode(self, raw: Raw, image: ImageSpec | None, draws: list[float], position: int) -> _Sample:
+        """A sample from its members. Raises Rejected unless all filters accept it, and BrokenSample when one of its
+        members cannot be used."""
         recipe, spec = self.recipe, self.recipe.spec
         raw.check()
-        if spec.filters and record is None:
-            record = self._accepted(raw)
+        record = read_record(raw.members["json"]) if spec.filters else None
+        for condition in spec.filters:
+            condition.check(record)
         caption = ""
         if spec.read_captions:
             chance = self._draw(position, "old caption") if recipe.augment else None
@@ -347,7 +319,7 @@ class Samples(Dataset[Chunk]):
             decoded, full = self._decoded(data, cover)
             if recipe.saliency:
                 pixels = smart_crop(decoded, full, image.size, recipe.saliency, draws[:3] if recipe.augment else None)
-            elif cropped or (recipe.augment and recipe.bucket_crop == "random"):
+            elif cropped or (recipe.augment and config.aspect.crops_at_random):
                 pixels = random_crop(decoded, full, image.size, cover, draws[1:3])
             else:
                 pixels = center_crop(decoded, full, image.size)

@@ -26,7 +26,6 @@ from .arrays import (
 )
 from .shards import Shard, ShardFiles
 
-THREADS = 16  # they wait for disks and networks, not for each other
 _FIELD = re.compile(r"\{(?:(name)|:0?(\d+)d?)?\}")
 
 
@@ -122,7 +121,7 @@ class SidecarFiles:
         self.sidecar, self.shape, self.files = sidecar, shape, files
         remedy = "use {name}, or a pattern without a folder, which stands for a file beside the shard"
         paths = sidecar.paths([shard for shard, count in zip(shards, samples, strict=True) if count], remedy)
-        opened = storage.in_parallel(self._open, list(paths.values()), THREADS)
+        opened = storage.in_parallel(self._open, list(paths.values()))
         arrays = dict(zip(paths, opened, strict=True))
         self._arrays = [arrays.get(shard) for shard in shards]
         self.absent = {i: paths[shard] for i, shard in enumerate(shards) if shard in paths and not arrays[shard]}
