@@ -16,7 +16,7 @@ import numpy as np
 from .. import storage
 from ..config import Fault, InputError, quantity
 from ..images.decode import BrokenSample
-from .arrays import MissingEmbedding, is_zero, read_embedding
+from .arrays import MissingEmbedding, is_zero
 from .captions import caption_kind, read_caption, read_record
 from .collection import Collection, Raw, Unavailable
 from .spec import SampleSpec
@@ -82,7 +82,7 @@ def look(found: Collection, spec: SampleSpec, caption_field: str) -> Findings:
     """Look at the captions and embeddings of some samples, which ``spec`` asks for."""
     findings, kind = Findings(found.samples), caption_kind(caption_field)
     members = {kind} if spec.read_captions else set()
-    members |= {each.source.lower() for each in spec.embeddings if isinstance(each.source, str)}
+    members |= {each.member for each in spec.embeddings if each.member}
     if not members and not spec.embeddings:
         return findings
 
@@ -96,7 +96,9 @@ def look(found: Collection, spec: SampleSpec, caption_field: str) -> Findings:
             continue  # nothing is known about it
         findings.looked += 1
         try:
-            _look_at_embeddings(raw, spec)
+            raw.check()
+            for each in spec.embeddings:
+                each.read(raw.members, raw.embeddings)
             if spec.read_captions:
                 _look_at_caption(raw, kind, caption_field, findings)
         except MissingEmbedding as reason:
@@ -126,13 +128,6 @@ def _spread(count: int, most: int) -> np.ndarray:
     """At most ``most`` numbers below ``count``, evenly."""
     wanted = min(count, most)
     return np.arange(wanted) * count // max(1, wanted)
-
-
-def _look_at_embeddings(raw: Raw, spec: SampleSpec) -> None:
-    raw.check()
-    for each in spec.embeddings:
-        if isinstance(each.source, str):
-            read_embedding(each.source.lower(), raw.members[each.source.lower()], each.shape)
 
 
 def _look_at_caption(raw: Raw, kind: str, caption_field: str, findings: Findings) -> None:

@@ -141,9 +141,7 @@ class _Indexer:
 
     def run(self, paths: Sequence[str], world: World) -> list[Indexed]:
         self._load_summaries(paths)
-        parts = [paths[start::ROUND] for start in range(min(ROUND, len(paths)))]  # a task for each path costs more
-        tasks = storage.in_parallel(lambda part: [self.find(path) for path in part], parts)
-        found = {entry.path: entry for part in tasks for entry in part if entry is not None}
+        found = {entry.path: entry for entry in storage.in_parallel(self.find, paths) if entry}
         missing: list[str] = world.broadcast([path for path in dict.fromkeys(paths) if path not in found])
         self._load_summaries(missing)
         found |= {entry.path: entry for entry in shared(self.find_or_build, missing, world, "indexing shards")}

@@ -231,15 +231,14 @@ class Loader:
 
     def _count(self, part: Chunk):
         """Count and log broken and rejected samples. Raises InputError when too many are broken."""
-        for name, (count, reason) in part.rejected.items():
+        for name, count in part.lost.rejected.items():
             before = self.rejected[name]
             self.rejected[name] = after = before + count
             if len(str(after)) > len(str(before)) or before == 0:  # the first, and then every power of ten
-                log.warning(
-                    "the filter %r has rejected %s so far; the last: %s", name, quantity(after, "sample"), reason
-                )
-        self.seen += len(part.index) + sum(count for count, _ in part.rejected.values())
-        for broken in part.broken:
+                last, so_far = part.lost.reasons[name], quantity(after, "sample")
+                log.warning("the filter %r has rejected %s so far; the last: %s", name, so_far, last)
+        self.seen += len(part.index) + part.lost.rejected.total()
+        for broken in part.lost.broken:
             (self._missing if broken.is_missing else self._broken).add(broken)
         self._broken.check(self.seen)
 

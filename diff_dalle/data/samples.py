@@ -31,7 +31,7 @@ from ..images.transforms import (
     smart_crop,
 )
 from ..randomness import random_uniform, random_uniforms
-from .arrays import MissingEmbedding, read_embedding
+from .arrays import MissingEmbedding
 from .buckets import BucketOrder
 from .captions import caption_kind, read_caption, read_record
 from .collection import Collection, Raw, Unavailable
@@ -76,6 +76,40 @@ class Broken:
     is_missing: bool = False
 
 
+@dataclass
+class Lost:
+    """Samples that were skipped.
+
+    broken:   the broken ones, and those without embeddings.
+    rejected: the number of samples that each filter rejected; reasons: for the last one.
+    """
+
+    broken: list[Broken] = field(default_factory=list)
+    rejected: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+    missing: int = 0
+    unavailable: int = 0
+
+    def add(self, shard: int, member: int, error: BrokenSample) -> None:
+        if isinstance(error, Rejected):
+            self.rejected[error.filter] += 1
+            self.reasons[error.filter] = str(error)
+        else:
+            is_missing = isinstance(error, MissingEmbedding)
+            self.broken.append(Broken(shard, member, str(error), is_missing))
+            self.missing += is_missing
+            self.unavailable += isinstance(error, Unavailable)
+
+    @property
+    def too_many(self) -> bool:
+        return (
+            len(self.broken) - self.missing >= MAX_BROKEN
+            or self.missing >= MAX_REJECTED
+            or self.unavailable >= MAX_UNAVAILABLE
+            or self.rejected.total() >= MAX_REJECTED
+        )
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Samples on their way to the training process.
@@ -84,8 +118,7 @@ class Chunk:
     images:   [n, H, W, C] uint8; [n, 0, 0, 0] when the spec asks for no images.
     cond:     conditions, named as by ``Conditioning.present``; a control is uint8 [n, H, W, C].
     captions: the texts that were tokenized; "" each when the spec asks for no captions.
-    broken:   the broken samples that were replaced, and those without embeddings.
-    rejected: the number of samples that each filter rejected, and the reason for the last one.
+    lost:     the samples that were replaced.
     failure:  why the chunk is empty, when a shard changed or no sample could replace a broken one.
     """
 
@@ -93,8 +126,7 @@ class Chunk:
     images: Tensor
     cond: dict[str, Tensor] = field(default_factory=dict)
     captions: tuple[str, ...] = ()
-    broken: tuple[Broken, ...] = ()
-    rejected: dict[str, tuple[int, str]] = field(default_factory=dict)
+    lost: Lost = field(default_factory=Lost)
     failure: InputError | None = None
 
     def pin_memory(self) -> Chunk:
@@ -114,35 +146,6 @@ class _Sample:
     pixels: np.ndarray
     caption: str
     values: dict[str, np.ndarray | np.int64]
-
-
-class _Lost:
-    """Broken and rejected samples that were skipped."""
-
-    def __init__(self):
-        self.broken: list[Broken] = []
-        self.unavailable = self.missing = 0
-        self.rejected: Counter[str] = Counter()
-        self.reasons: dict[str, str] = {}
-
-    def add(self, shard: int, member: int, error: BrokenSample):
-        if isinstance(error, Rejected):
-            self.rejected[error.filter] += 1
-            self.reasons[error.filter] = str(error)
-        else:
-            is_missing = isinstance(error, MissingEmbedding)
-            self.broken.append(Broken(shard, member, str(error), is_missing))
-            self.missing += is_missing
-            self.unavailable += isinstance(error, Unavailable)
-
-    @property
-    def too_many(self) -> bool:
-        return (
-            len(self.broken) - self.missing >= MAX_BROKEN
-            or self.missing >= MAX_REJECTED
-            or self.unavailable >= MAX_UNAVAILABLE
-            or self.rejected.total() >= MAX_REJECTED
-        )
 
 
 class Samples(Dataset[Chunk]):
@@ -166,7 +169,7 @@ class Samples(Dataset[Chunk]):
         image = self._image_spec(positions)
         shape = image.shape if image and image.read else NO_PIXELS.shape
         images = np.empty((len(positions), *shape), dtype=np.uint8)
-        samples, lost = [], _Lost()
+        samples, lost = [], Lost()
         draws, places = self._draws(positions), self._places(*self.order.samples_at(positions))
         for i, raw in enumerate(self._read_all(places)):
             try:
@@ -180,8 +183,7 @@ class Samples(Dataset[Chunk]):
             torch.from_numpy(images),
             self._conditions(samples),
             tuple(sample.caption for sample in samples),
-            tuple(lost.broken),
-            {name: (count, lost.reasons[name]) for name, count in lost.rejected.items()},
+            lost,
         )
 
     def _image_spec(self, positions: Sequence[int]) -> ImageSpec | None:
@@ -234,14 +236,14 @@ class Samples(Dataset[Chunk]):
         error: BrokenSample,
         image: ImageSpec | None,
         draws: list[float],
-        lost: _Lost,
+        lost: Lost,
     ) -> _Sample:
         """The first usable sample after ``position`` in its stream.
 
         place, error: of the sample to be replaced. lost: collects the skipped samples.
         Raises InputError when too many consecutive samples are broken or rejected.
         """
-        here = _Lost()
+        here = Lost()
         for step in itertools.count(1):
             here.add(*place, error)
             lost.add(*place, error)
@@ -283,9 +285,11 @@ class Samples(Dataset[Chunk]):
         members cannot be used."""
         recipe, spec = self.recipe, self.recipe.spec
         raw.check()
-        record = read_record(raw.members["json"]) if spec.filters else None
-        for condition in spec.filters:
-            condition.check(record)
+        record = None
+        if spec.filters:
+            record = read_record(raw.members["json"])
+            for condition in spec.filters:
+                condition.check(record)
         caption = ""
         if spec.read_captions:
             chance = self._draw(position, "old caption") if recipe.augment else None
@@ -294,11 +298,7 @@ class Samples(Dataset[Chunk]):
         if spec.num_classes:
             values["labels"] = _read_label(raw.members["cls"], spec.num_classes)
         for each in spec.embeddings:
-            found = (
-                read_embedding(each.source.lower(), raw.members[each.source.lower()], each.shape)
-                if isinstance(each.source, str)
-                else raw.embeddings[each.source]
-            )
+            found = each.read(raw.members, raw.embeddings)
             values[each.fields[0]] = each.grid.unpacked(found, image.size) if each.grid and image else found
         pixels = self._pixels(raw.members[IMAGE], image, draws, position) if image and image.read else NO_PIXELS
         if image and spec.control:

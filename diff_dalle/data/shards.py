@@ -179,21 +179,18 @@ class ShardFiles:
                     file = _Open(known)
                     storage.mark_used(known)
                     return file
-                self._say_small(path)
+                if not self._said_small:
+                    self._said_small = True
+                    log.warning(
+                        "%s is copied again, since its copy was removed from %s while in use: shard_cache_gb is too "
+                        "small for the shards that are read at the same time",
+                        redact(path),
+                        self.cache_dir,
+                    )
             known = storage.fetch_to_cache(path, self.cache_dir, self.cache_bytes, tag)
             self._copies[path, tag] = known
         remedy = f"raise {named('shard_cache_gb')}"
         raise InputError(f"{self.cache_dir} is too small for all processes that share it: {remedy}")
-
-    def _say_small(self, path: str):
-        if not self._said_small:
-            self._said_small = True
-            log.warning(
-                "%s is copied again, since its copy was removed from %s while in use: shard_cache_gb is too small for "
-                "the shards that are read at the same time",
-                redact(path),
-                self.cache_dir,
-            )
 
     def examine(self, path: str) -> Shard:
         """The present state of a file, which is copied when parts of it cannot be read in place."""

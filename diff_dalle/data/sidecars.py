@@ -13,17 +13,7 @@ import numpy as np
 from .. import storage
 from ..config import Fault, InputError, quantity
 from ..images.decode import BrokenSample
-from .arrays import (
-    MAX_HEADER,
-    ArrayHeader,
-    MissingEmbedding,
-    Shape,
-    as_float,
-    check_embedding,
-    described,
-    fit_embedding,
-    parse_header,
-)
+from .arrays import MAX_HEADER, ArrayHeader, MissingEmbedding, Shape, described, parse_header, usable_embedding
 from .shards import Shard, ShardFiles
 
 _FIELD = re.compile(r"\{(?:(name)|:0?(\d+)d?)?\}")
@@ -173,5 +163,4 @@ class SidecarFiles:
         data = self.files.read(array.file, start, size)
         if len(data) < size:
             raise BrokenSample(f"its embedding is beyond the end of {array.file.path}")
-        values = np.frombuffer(data, header.dtype).reshape(wanted)
-        return check_embedding(fit_embedding(as_float(header, values), self.shape))
+        return usable_embedding(header, np.frombuffer(data, header.dtype).reshape(wanted), self.shape)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from torch import Tensor
 
 from ..config import InputError
 from ..images.decode import BrokenSample, Size
 from ..images.transforms import Window
-from .arrays import Grid, Shape
+from .arrays import Grid, Shape, read_embedding
 from .captions import caption_kind
 from .filters import Filter
 from .shard_table import IMAGE
@@ -119,6 +120,17 @@ class EmbeddingSpec:
     stored: bool = False
 
     @property
+    def member(self) -> str:
+        """The kind of the member that holds it; "" = a sidecar does."""
+        return self.source.lower() if isinstance(self.source, str) else ""
+
+    def read(self, members: Mapping[str, bytes], stored: Mapping[Sidecar, np.ndarray]) -> np.ndarray:
+        """That of a sample with these parts. Raises BrokenSample for one that cannot be used."""
+        if isinstance(self.source, Sidecar):
+            return stored[self.source]
+        return read_embedding(self.member, members[self.member], self.shape)
+
+    @property
     def shape(self) -> Shape:
         """(width,), or (length, width)."""
         return (self.length, self.width) if self.length else (self.width,)
@@ -208,7 +220,8 @@ class SampleSpec:
     control: ControlSpec | None = None
 
     def __post_init__(self):
-        filled = [name for part in (*self.read_captions, *self.embeddings) for name in part.fields]
+        filled = [name for caption in self.read_captions for name in caption.fields]
+        filled += [name for embedding in self.embeddings for name in embedding.fields]
         if twice := {name for name in filled if filled.count(name) > 1}:
             raise InputError(f"the fields of a sample must have different names, but {min(twice)} occurs twice")
         shapes = {(each.source, each.shape) for each in self.embeddings if isinstance(each.source, Sidecar)}
@@ -243,7 +256,7 @@ class SampleSpec:
             unread |= set() if self.read_captions else {kind}
         if self.num_classes:
             members["cls"] = "labels"
-        members |= {each.source.lower(): "embeddings" for each in self.embeddings if isinstance(each.source, str)}
+        members |= {each.member: "embeddings" for each in self.embeddings if each.member}
         if self.control:
             members[self.control.member.lower()] = "controls"
         if self.filters:

@@ -294,7 +294,7 @@ def _load(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
 
 
 def _filled(array: np.ndarray) -> np.ndarray:
-    """Which rows hold an embedding, as ``data.embedding.check_embedding`` sees it: [rows] bool."""
+    """Which rows hold an embedding, as ``data.arrays.usable_embedding`` sees it: [rows] bool."""
     first = array if array.ndim == 2 else array[:, 0]
     return np.any(first, axis=1)
 

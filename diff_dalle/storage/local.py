@@ -111,7 +111,8 @@ class ReadBySeeking(ABC):
 
     def read(self, path: str, offset: int, size: int | None, state: State) -> bytes:
         with self.open_read(path, state) as file:
-            file.seek(offset)
+            if offset:  # the output of a command has no other
+                file.seek(offset)
             return file.read(-1 if size is None else size)
 
 

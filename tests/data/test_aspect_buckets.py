@@ -157,18 +157,6 @@ def test_what_contradicts_buckets_is_refused(name):
 # -------------------------------------------------------------------------------------------------------- the crop
 
 
-def test_there_is_no_padding_and_no_enlargement_beyond_covering():
-    """One side of the scaled image is that of its bucket, the other no shorter, to a pixel of the exact scale."""
-    table, generator = published(256), np.random.default_rng(0)
-    for image in generator.integers(100, 1000, (500, 2)).tolist():
-        for size in (size_of(table, *image), (96, 544), (256, 256)):
-            covering = covering_size(tuple(image), size)
-            assert min(a - b for a, b in zip(covering, size, strict=True)) == 0
-            scale = max(size[0] / image[0], size[1] / image[1])
-            halvings = max(0, math.floor(-math.log2(scale)))  # each may drop half a pixel
-            assert np.abs(np.array(covering) - scale * np.array(image)).max() <= 1 + halvings + 0.01 * max(covering)
-
-
 def test_the_share_of_pixels_that_cropping_keeps():
     images = np.array([[100, 100], [100, 200], [300, 100], [64, 64]])
     sizes = np.array([[64, 64], [64, 64], [64, 64], [32, 64]])

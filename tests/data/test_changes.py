@@ -16,7 +16,6 @@ from diff_dalle.data.loader import FEW, BrokenSamples, Loader
 from diff_dalle.data.samples import Broken
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.spec import CaptionSpec, SampleSpec
-from diff_dalle.storage import retries
 
 SPEC = SampleSpec(captions=(CaptionSpec(Letters(), 20),))
 
@@ -88,12 +87,7 @@ def test_a_shard_that_changes_during_a_read_is_noticed(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------- lost samples
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(retries, "RETRY_SECONDS", 0.05)
-
-
-def test_a_sample_whose_server_is_away_is_replaced_like_a_broken_one(tmp_path, impatient, caplog, monkeypatch):
+def test_a_sample_whose_server_is_away_is_replaced_like_a_broken_one(tmp_path, caplog, monkeypatch):
     make_shards(tmp_path, [8])
     with serving() as server:
         server.files["/a.tar"] = (tmp_path / "00000.tar").read_bytes()
@@ -114,7 +108,7 @@ def test_a_sample_whose_server_is_away_is_replaced_like_a_broken_one(tmp_path, i
     assert data.broken == 1 and caplog.text.count("the server is away") == 1
 
 
-def test_a_server_that_stays_away_ends_the_run_with_the_reason(tmp_path, impatient):
+def test_a_server_that_stays_away_ends_the_run_with_the_reason(tmp_path):
     """After few samples: each has waited for as long as reads are repeated."""
     make_shards(tmp_path, [40])
     with serving() as server:

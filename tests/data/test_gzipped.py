@@ -20,11 +20,6 @@ from diff_dalle.data.sources import find_shards
 COUNTS = [3, 4, 2]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture
 def folder(tmp_path):
     """Three shards: one that is not gzipped, one gzipped under its name, and one gzipped under another name."""

@@ -3,6 +3,7 @@ import logging
 import multiprocessing
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +19,6 @@ from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
 from diff_dalle.data.spec import Required
 from diff_dalle.data.tar import Member
-from diff_dalle.storage import retries
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(retries, "RETRY_SECONDS", 0.2)
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
 
 
 def contents(found: Collection) -> dict[str, bytes]:
@@ -156,7 +149,7 @@ def test_the_index_goes_elsewhere_by_request_or_of_necessity(tmp_path, monkeypat
     allowed = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(folder)) and allowed(path, mode))
     indexed(folder)
-    assert not (folder / FOLDER).exists() and list((tmp_path / "cache").rglob("*.npz"))
+    assert not (folder / FOLDER).exists() and list(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.npz"))
 
 
 def test_damaged_shards_give_their_whole_samples_and_are_named(tmp_path, caplog):

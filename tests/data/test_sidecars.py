@@ -12,17 +12,9 @@ from diff_dalle.data.buckets import AspectConfig
 from diff_dalle.data.loader import Loader
 from diff_dalle.data.sidecars import Sidecar
 from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
-from diff_dalle.storage import retries
 
 WIDTH = 6
 COUNTS = [7, 3, 5]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(retries, "RETRY_SECONDS", 0.2)
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
 
 
 def embedding_of(key: str) -> np.ndarray:

@@ -315,7 +315,10 @@ def test_every_tensor_of_a_chunk_is_pinned(rich, monkeypatch):
     tensors = [copy.index, copy.images, *copy.cond.values()]
     assert [id(tensor) for tensor in tensors] == [id(tensor) for tensor in pinned] and len(tensors) == 6
     assert torch.equal(copy.images, chunk.images) and copy.cond.keys() == chunk.cond.keys()
-    assert copy.rejected == chunk.rejected == {"score": (2, "score = 1")}
+    assert copy.lost is chunk.lost and (chunk.lost.rejected, chunk.lost.reasons) == (
+        {"score": 2},
+        {"score": "score = 1"},
+    )
 
 
 @pytest.mark.parametrize(
