@@ -23,6 +23,7 @@ from tqdm import tqdm
 from .. import storage
 from ..config import InputError, named, quantity, redact
 from ..distributed.world import ALONE, World
+from .lru_cache import LRUCache
 from .shard_table import DAMAGE, FORMAT, ShardSummary, Table, load_summary, load_table, read_bounded, save_table
 from .shards import Shard, ShardFiles, cache_home, packed_tag
 from .sources import TARS
@@ -31,6 +32,7 @@ from .tar import read_members
 FOLDER, SUMMARY = ".diff_dalle_index", "summary.json"
 MAX_SUMMARY = 1 << 28  # bytes: about a million shards
 ROUND = 64  # shards that each process indexes or surveys before all exchange results: no process waits long for another
+MAX_FOLDERS = 10_000  # of shards, whose summaries are in memory while they are indexed
 UNREAD = "is compressed: unpack it first"  # what earlier versions say about gzipped shards
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -111,7 +113,10 @@ class _Indexer:
 
     def __init__(self, files: ShardFiles):
         self.files = files
-        self.known: dict[str, dict[str, ShardSummary]] = {}  # the summaries, by folder
+        self._summaries: LRUCache[dict[str, ShardSummary]] = LRUCache(MAX_FOLDERS)
+
+    def _known(self, folder: str) -> dict[str, ShardSummary]:
+        return self._summaries.get(folder, lambda: _load_summary(folder))
 
     def find(self, path: str) -> Indexed | None:
         """The shard with its table, if there is a current one."""
@@ -119,7 +124,7 @@ class _Indexer:
         folders, name = table_folders(path, self.files.index_cache)
         for folder in folders:
             file = os.path.join(folder, f"{name}.npz")
-            summary = self.known[folder].get(name)
+            summary = self._known(folder).get(name)
             if summary is None or not _is_current(summary, size, tag):
                 summary = load_summary(file)
             if summary is not None and _is_current(summary, size, tag):
@@ -140,24 +145,17 @@ class _Indexer:
         return Indexed(path, file, summary)
 
     def run(self, paths: Sequence[str], world: World) -> list[Indexed]:
-        self._load_summaries(paths)
         found = {entry.path: entry for entry in storage.in_parallel(self.find, paths) if entry}
         missing: list[str] = world.broadcast([path for path in dict.fromkeys(paths) if path not in found])
-        self._load_summaries(missing)
         found |= {entry.path: entry for entry in shared(self.find_or_build, missing, world, "indexing shards")}
         self._save_summaries(found.values())
         return [found[path] for path in paths]
-
-    def _load_summaries(self, paths: Sequence[str]):
-        for folder in {folder for path in paths for folder in table_folders(path, self.files.index_cache)[0]}:
-            if folder not in self.known:
-                self.known[folder] = _load_summary(folder)
 
     def _save_summaries(self, entries: Iterable[Indexed]):
         news: dict[str, dict[str, ShardSummary]] = {}
         for entry in entries:
             folder, name = os.path.split(entry.table.removesuffix(".npz"))
-            if self.known[folder].get(name) != entry.summary:
+            if self._known(folder).get(name) != entry.summary:
                 news.setdefault(folder, {})[name] = entry.summary
         for folder, shards in news.items():
             if os.access(folder, os.W_OK):
@@ -183,10 +181,10 @@ def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:
     """The summary and the table of a shard, from its headers."""
     shard = files.examine(path)
     with storage.explained(path):
-        read = files.headers(shard)
+        read = files.consecutive(shard)
         if shard.by_offset and read(0, len(storage.GZIP)) == storage.GZIP:
             shard = files.copied(shard)
-            read = files.headers(shard)
+            read = files.consecutive(shard)
         members, problem = read_members(read, shard.size)
     contents = Table.of(members)
     return ShardSummary(shard.size, shard.tag, shard.by_offset, problem, contents.signatures()), contents

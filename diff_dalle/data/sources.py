@@ -5,6 +5,7 @@ Nothing is kept: each start lists them anew.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import fnmatch
 import glob
@@ -213,21 +214,19 @@ class ShardRange:
         step = 1
         while exists(self.start + step):
             step *= 2
-        low, high = self.start + step // 2, self.start + step  # one that exists, and one that does not
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if exists(middle) else (low, middle)
+        left = range(self.start + step // 2 + 1, self.start + step)  # between one that exists and one that does not
+        last = left.start - 1 + bisect.bisect_left(left, True, key=lambda number: not exists(number))
         if scheme == "pipe":
-            if low - self.start >= MOST_UNLISTED:  # it sends something whatever the number is
+            if last - self.start >= MOST_UNLISTED:  # it sends something whatever the number is
                 self._all()
             log.warning(
                 "the last of the shards %s is %s, as %s of the command show if none before it is missing; if one is, "
                 "set end_shard to the last one",
                 redact(self.template),
-                f"{low:0{self.width}d}",
+                f"{last:0{self.width}d}",
                 quantity(len(asked), "start"),
             )
-        return low
+        return last
 
 
 def _sends(path: str) -> bool:

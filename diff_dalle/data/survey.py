@@ -95,7 +95,7 @@ class _Surveyor:
         for i, column in enumerate(self._verdicts(entry, table)):
             here = column[rows, 0]
             kept &= here == Verdict.ACCEPTED
-            counts[i] = np.bincount(here, minlength=len(Verdict))
+            counts[i] = np.bincount(here, minlength=len(Verdict))[: len(Verdict)]
         sizes = self._sizes(entry, table)[rows[kept]] if self.required.sizes else None
         return Survey(kept, counts, sizes)
 

@@ -60,7 +60,7 @@ def make_embeddings(material: Material, world: World) -> list[str]:
     collection = material.collection
     sizes = {kind: sum(collection.totals) * record.row_bytes / 1e6 for kind, record in material.records.items()}
     each = ", ".join(f"{kind} {size:,.1f}" for kind, size in sizes.items())
-    world.print(f"Disk: about {sum(sizes.values()):,.1f} MB in {material.form.out_dir} ({each}).")
+    world.print(f"Disk: about {sum(sizes.values()):,.1f} MB in {material.out_dir} ({each}).")
     works = [ShardWork(material, shard) for shard in range(len(collection.shards))[world.rank :: world.size]]
     # Batch by batch in step with the other processes: one that has done its own would wait for them in a single
     # collective for longer than ``timeout``.
@@ -137,7 +137,8 @@ class ShardWork:
 
     def __init__(self, material: Material, shard: int):
         self.material, self.collection, self.shard = material, material.collection, shard
-        self.index_width, self.dtype = material.form.index_width, material.form.dtype
+        record = next(iter(material.records.values()))
+        self.index_width, self.dtype = record.index_width, record.dtype
         self.paths = {kind: paths[shard] for kind, paths in material.paths.items()}
         self.missing: dict[int, str] = {}
 
@@ -246,7 +247,7 @@ class ShardWork:
 
     def _batches(self, members: Sequence[int]) -> Iterator[dict[int, object]]:
         """Samples in batches, in order; those that cannot be used as the BrokenSample that says why."""
-        size = self.material.form.batch_size
+        size = self.material.batch_size
         batches = (members[start : start + size] for start in range(0, len(members), size))
         pool = ThreadPoolExecutor(THREADS)
         begun = ({member: pool.submit(self._part, member) for member in batch} for batch in batches)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,30 +82,17 @@ class EmbeddingsConfig:
         yield from faults_of(lambda: caption_kind(self.caption_field))
 
 
-@dataclass(frozen=True)
-class Form:
-    """How the files of embeddings are made.
-
-    out_dir: the folder in which each kind gets one of its own. batch_size: samples that are encoded at once. dtype,
-    index_width: as in ``Record``.
-    """
-
-    out_dir: str
-    dtype: str
-    batch_size: int
-    index_width: int = 0
-
-
 class Material(ABC):
     """The samples of shards of which some kinds of embeddings are made.
 
-    records:   of their folders, by kind. paths: of the file of each shard, by kind.
+    out_dir:   the folder in which each kind gets one of its own. batch_size: samples that are encoded at once.
+    records:   of their folders, by kind, of one type and ``index_width``. paths: of the file of each shard, by kind.
     precision: of the encoders.
     threads:   that encode batches, of ``pool``. On a CPU each batch is the work of one thread and all cores have a
                batch of their own: with several threads for one batch, the last digits would depend on their number, and
                so on that of the processes.
     one:       what a sample must have, for messages.
-    place:     the setting of ``form.out_dir``.
+    place:     the setting of ``out_dir``.
     apart:     what to change where two shards would share a file; finer: where a value is not finite.
     """
 
@@ -115,9 +102,15 @@ class Material(ABC):
     finer: str
 
     def __init__(
-        self, form: Form, collection: Collection, records: Mapping[str, Record], precision: str, device: torch.device
+        self,
+        out_dir: str,
+        batch_size: int,
+        collection: Collection,
+        records: Mapping[str, Record],
+        precision: str,
+        device: torch.device,
     ):
-        self.form, self.collection, self.precision = form, collection, precision
+        self.out_dir, self.batch_size, self.collection, self.precision = out_dir, batch_size, collection, precision
         shards = {shard_name(shard.path): shard.size for shard in collection.shards}
         self.records = {kind: replace(record, shards=shards) for kind, record in records.items()}
         on_cpu = device.type == "cpu"
@@ -138,7 +131,7 @@ class Material(ABC):
         return members
 
     def folder(self, kind: str) -> str:
-        return storage.join(self.form.out_dir, NAMES[kind])
+        return storage.join(self.out_dir, NAMES[kind])
 
     def _paths(self, kind: str) -> list[str]:
         sidecar = Sidecar(storage.join(self.folder(kind), self.records[kind].pattern))
@@ -171,7 +164,6 @@ class ClipMaterial(Material):
         self.config, self.clip = config, clip
         files = ShardFiles(index_cache=config.index_cache)
         collection = collect(config.data_dir, Required(members), files, world=world)
-        form = Form(config.out_dir, config.dtype, config.batch_size, config.index_width)
         shapes = {kind: (clip.embed_dim,) for kind in kinds} | {"text_states": (clip.text_length, clip.text_width)}
         records = {
             kind: Record(
@@ -188,7 +180,7 @@ class ClipMaterial(Material):
             )
             for kind in kinds
         }
-        super().__init__(form, collection, records, clip.precision, world.device)
+        super().__init__(config.out_dir, config.batch_size, collection, records, clip.precision, world.device)
 
 
 class Images(ClipMaterial):

@@ -1,7 +1,6 @@
 """The order of batches of several image sizes."""
 
 import pickle
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -110,12 +109,6 @@ def test_looking_up_a_position_takes_no_longer_far_ahead():
         steps.clear()
         order._find_turn(batch)
         assert len(steps) <= 100 + 2 * 100 + 1
-
-
-def test_a_bucket_smaller_than_a_batch_repeats_its_samples_evenly():
-    order = ordered([np.array([0] * 97 + [1] * 3)], 0, 16)
-    found = Counter(member for _, member in places(order, np.arange(16 * 1000)))
-    assert set(found) == set(range(100)) and min(found.values()) >= 150 and max(found.values()) <= 170
 
 
 def test_replacements_are_of_the_same_bucket():

@@ -1,6 +1,5 @@
 """Shards that change while they are in use, are lost, or are broken."""
 
-import logging
 import os
 import shutil
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 from file_server import serving
 from refusing import refused
-from shard_making import Letters, captions_of, load, make_shards, make_tar, sample, take
+from shard_making import Letters, captions_of, load, make_shards
 
 from diff_dalle import storage
 from diff_dalle.data import shards as shards_module
@@ -163,15 +162,3 @@ def test_the_limit_is_of_different_samples():
     one.check(9)
     with refused("2 of 10 samples are broken, .*: 0:3: cut; 0:4: cut"):
         one.check(10)
-
-
-def test_evaluations_and_epochs_count_no_sample_again(tmp_path, caplog):
-    files = [file for i in range(40) for file in sample(f"{i:04d}", " " if i == 7 else f"caption {i}")]
-    make_tar(tmp_path / "a.tar", files)
-    data = loader(tmp_path, num_workers=2, max_broken=0.03, shuffle=False)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            for _ in data.batches_at([range(40)] * 3):
-                pass
-    assert data.broken == 1 and data.seen == 360 and caplog.text.count("0007: its caption is empty") == 1
-    assert len(take(data, 0, 30)) == 30

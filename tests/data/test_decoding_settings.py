@@ -35,20 +35,11 @@ def images(folder, **settings) -> torch.Tensor:
     return loader(folder, **settings).batch_at(range(COUNT)).images
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"decode_scale": 1},
-        {"exact_decode": True},
-        {"random_crop": True, "random_flip": True},
-        {"transforms": (TransformConfig("RandomResizedCrop", (20,)),)},
-    ],
-)
-def test_decoders_give_the_same_images(shards, settings, monkeypatch):
+def test_decoders_give_the_same_images(shards, monkeypatch):
     pytest.importorskip("simplejpeg")
-    expected = images(shards, **settings)
+    expected = images(shards, random_crop=True)
     monkeypatch.setattr("diff_dalle.images.decode._decode", None)  # Pillow decodes none
-    assert torch.equal(expected, images(shards, decoder="simplejpeg", **settings))
+    assert torch.equal(expected, images(shards, decoder="simplejpeg", random_crop=True))
 
 
 @pytest.mark.parametrize("settings", [{}, {"transforms": (TransformConfig("Resize", (20,)),)}])

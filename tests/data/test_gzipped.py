@@ -16,6 +16,7 @@ from diff_dalle.data import index
 from diff_dalle.data.collection import Collection
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
+from diff_dalle.storage import copies
 
 COUNTS = [3, 4, 2]
 
@@ -115,11 +116,12 @@ def test_damaged_ones_give_what_can_be_unpacked(tmp_path, caplog):
 
 def test_what_would_fill_the_disk_is_given_up(tmp_path, monkeypatch):
     path = tmp_path / "bomb.tar"
-    path.write_bytes(gzip.compress(bytes(200 << 20), 1))
+    path.write_bytes(gzip.compress(bytes(8 << 20), 1))
+    monkeypatch.setattr(copies, "GROWTH", 2 << 20)
     usage = namedtuple("usage", "free")
-    free = iter([usage(1 << 30), usage(100 << 20), usage(10 << 20)])
+    free = iter([usage(1 << 30), usage(100 << 20), usage(1 << 20)])
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: next(free))
-    with refused(r"has only 10,485,760 free bytes left for the copy of .*bomb\.tar, of which"):
+    with refused(r"has only 1,048,576 free bytes left for the copy of .*bomb\.tar, of which"):
         indexed(path)
     cache = ShardFiles().cache_dir
     assert not [name for name in os.listdir(cache) if not name.endswith(".lock")]

@@ -122,20 +122,6 @@ def test_a_wait_for_workers_ends_when_the_run_is_to_stop(shards):
 
 
 @POSIX
-def test_a_signal_reaches_the_thread_that_waits(shards):
-    """A handler of Python's runs between two instructions, so the wait must not be one long instruction."""
-    received = []
-    previous = signal.signal(signal.SIGUSR1, lambda *_: received.append(len(received)))
-    try:
-        with new_processes() as started:
-            batches = loader(shards, Asleep(), data_timeout=10).batches(0, lambda: bool(started() and received))
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-            assert next(batches, None) is None
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
-
-
-@POSIX
 def test_a_worker_that_dies_disturbs_nothing_until_its_chunk_is_needed(shards):
     """Not a checkpoint that is being written, for one."""
     with new_processes() as started:
@@ -205,20 +191,6 @@ class _Watch(threading.Thread):
     def __exit__(self, *_):
         self.over.set()
         self.join()
-
-
-def test_a_worker_survives_the_signals_that_tell_the_run_to_save():
-    """Launchers send them to the whole job; the training process decides when its workers end."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        with contextlib.suppress(Exception):
-            workers._start_worker(0)
-            for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
-                os.kill(os.getpid(), number)
-            status = 7
-        os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_worker_reports_errors_of_its_threads_unless_it_was_cut_off(capsys):
