@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeVar
 
 
 class FileServer(ThreadingHTTPServer):
@@ -39,10 +40,6 @@ class FileServer(ThreadingHTTPServer):
 
     def handle_error(self, request, client_address):
         """Nothing: clients may end a connection early."""
-
-    def server_close(self):
-        self.ended.set()
-        super().server_close()
 
 
 def _tag(data: bytes) -> str:
@@ -118,16 +115,24 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: the tests read ``requests``."""
 
 
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
+
+
 @contextlib.contextmanager
-def serving() -> Iterator[FileServer]:
-    with FileServer() as server:
+def served(server: Server) -> Iterator[Server]:
+    with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             yield server
         finally:
+            server.ended.set()
             server.shutdown()
             thread.join()
+
+
+def serving() -> contextlib.AbstractContextManager[FileServer]:
+    return served(FileServer())
 
 
 def unused_port() -> int:

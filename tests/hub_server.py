@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import pytest
 import yaml
+from file_server import served
 
 LICENSES = ("mit", "apache-2.0", "other")
 LARGE = 1000  # bytes from which a file is stored apart, as the hub does with large ones
@@ -182,17 +183,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving_hub() -> Iterator[HubServer]:
-    with HubServer() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        yield server
-        server.ended.set()
-        server.shutdown()
-        thread.join()
-
-
-@contextlib.contextmanager
 def hub_to_use(monkeypatch, cache) -> Iterator[HubServer]:
     """A hub, to which huggingface_hub is logged in. cache: folder for what it fetches."""
     constants = pytest.importorskip("huggingface_hub.constants")
@@ -202,7 +192,7 @@ def hub_to_use(monkeypatch, cache) -> Iterator[HubServer]:
         ("HF_TOKEN_PATH", str(cache / "token")),
     ):
         monkeypatch.setattr(constants, name, value)
-    with serving_hub() as server:
+    with served(HubServer()) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         monkeypatch.setenv("HF_TOKEN", "hf_right")
         yield server

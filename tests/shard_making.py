@@ -47,6 +47,10 @@ def tar_bytes(files: Iterable[tuple[str, bytes]], form: int = tarfile.USTAR_FORM
     return buffer.getvalue()
 
 
+def make_tar(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    path.write_bytes(tar_bytes(files))
+
+
 def sample(key: str, caption: str | None = None, image: bytes | None = None) -> list[tuple[str, bytes]]:
     number = int(key) if key.isdigit() else 0
     files = [(f"{key}.jpg", encoded(random_image(seed=number)) if image is None else image)]
@@ -59,7 +63,7 @@ def make_shards(folder: Path, counts: Iterable[int]) -> str:
     for shard, count in enumerate(counts):
         keys = [f"{number + i:04d}" for i in range(count)]
         files = [file for key in keys for file in sample(key, f"caption of {key}")]
-        (folder / f"{shard:05d}.tar").write_bytes(tar_bytes(files))
+        make_tar(folder / f"{shard:05d}.tar", files)
         number += count
     return str(folder)
 
@@ -96,9 +100,8 @@ def indexed(source: Path | str, required: Required = CAPTIONED, world=ALONE, **f
 
 
 def load(folder: Path | str, spec: SampleSpec, seed: int = 0, batch_size: int = 4, **options) -> Loader:
-    """options: settings of the data, and arguments of the loader (saliency among these)."""
-    names = {field.name for field in fields(DataConfig)} - {"saliency"}
-    settings = {name: options.pop(name) for name in names & options.keys()}
+    """options: settings of the data, and arguments of the loader."""
+    settings = {field.name: options.pop(field.name) for field in fields(DataConfig) if field.name in options}
     config = DataConfig(**{"data_dir": (str(folder),), "num_workers": 0, "exact_decode": True, **settings})
     return Loader(config, spec, seed, batch_size, **options)
 

@@ -135,25 +135,11 @@ def report_lines(report: dict[str, Any]) -> list[str]:
     return lines + [f"{quantity(count, 'picture')}: {note}" for note, count in report["notes"].items()]
 
 
-def find_report(folder: str) -> dict[str, Any] | None:
-    """The report of the packing that wrote the shards in a folder; None without one of this form."""
+def reported_in(folder: str) -> list[str]:
+    """``report_lines`` of the packing that wrote the shards in a folder; none without a report of this form, which may
+    come from anybody."""
     path = storage.join(folder, REPORT)
-    with contextlib.suppress(InputError, ValueError, RecursionError):
+    with contextlib.suppress(InputError, ValueError, RecursionError, TypeError, LookupError, AttributeError):
         if storage.exists(path):
-            report = json.loads(storage.read_text(path, MAX_REPORT))
-            return report if _is_report(report) else None
-    return None
-
-
-def _is_report(report: Any) -> bool:
-    """Whether ``report_lines`` can read it: it may come from anybody."""
-    if not isinstance(report, dict) or not isinstance(report.get("files"), int):
-        return False
-    counts = [report.get(name) for name in ("packed", "skipped", "skipped_rows", "notes")]
-    if not all(isinstance(each, dict) and all(isinstance(n, int) for n in each.values()) for each in counts):
-        return False
-    entries = report.get("skipped_files")
-    return isinstance(entries, list) and all(
-        isinstance(each, dict) and isinstance(each.get("file_name"), str) and isinstance(each.get("reason"), str)
-        for each in entries
-    )
+            return report_lines(json.loads(storage.read_text(path, MAX_REPORT)))
+    return []

@@ -135,7 +135,7 @@ def read_embedding(kind: str, data: bytes, shape: Shape) -> np.ndarray:
     """The embedding in a member of this kind, a .npy or safetensors file of an array [width], or [tokens, width] with
     any number of tokens, or of one of these in a list of one: float32 of ``shape``.
 
-    Raises BrokenSample for anything else, and for what ``check_embedding`` refuses.
+    Raises BrokenSample for anything else, and for what ``usable_embedding`` refuses.
     """
     try:
         header, data = _parse_safetensors(data) if kind.endswith("safetensors") else (parse_header(data), data)
@@ -147,8 +147,7 @@ def read_embedding(kind: str, data: bytes, shape: Shape) -> np.ndarray:
     if len(data) < header.offset + math.prod(found) * header.dtype.itemsize:
         raise BrokenSample("its embedding is truncated")
     values = np.frombuffer(data, header.dtype, math.prod(found), header.offset)
-    values = values.reshape(found, order="F" if header.fortran_order else "C")
-    return check_embedding(fit_embedding(as_float(header, values), shape))
+    return usable_embedding(header, values.reshape(found, order="F" if header.fortran_order else "C"), shape)
 
 
 def is_zero(kind: str, data: bytes) -> bool:
@@ -185,30 +184,22 @@ def described(shape: Shape) -> str:
     return f"[{shape[0]}]" if len(shape) == 1 else f"[tokens, {shape[1]}]"
 
 
-def as_float(header: ArrayHeader, values: np.ndarray) -> np.ndarray:
-    """The elements of a file as numbers: float32. Those out of range become infinite."""
-    if header.bfloat16:
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(np.float32)
-
-
-def fit_embedding(values: np.ndarray, shape: Shape) -> np.ndarray:
-    """Token states [tokens, width] cut or padded with zeros to ``shape``; an embedding [width] as it is."""
-    if len(shape) == 1 or values.shape == shape:
-        return values
-    fitted = np.zeros(shape, values.dtype)
-    fitted[: len(values)] = values[: len(fitted)]
-    return fitted
-
-
-def check_embedding(values: np.ndarray) -> np.ndarray:
-    """``values``, float32. Raises BrokenSample unless they are finite, and MissingEmbedding when an embedding or the
-    state of the first token is all zeros.
+def usable_embedding(header: ArrayHeader, stored: np.ndarray, shape: Shape) -> np.ndarray:
+    """The elements of a file as an embedding, float32 of ``shape``: token states [tokens, width] are cut or padded with
+    zeros. Raises BrokenSample unless they are finite, and MissingEmbedding when an embedding or the state of the first
+    token is all zeros.
 
     Zeros are how tools that compute embeddings mark the rows of samples they could not read. Tokens of zeros are
     padding; a text has a first token.
     """
+    if header.bfloat16:
+        values = (stored.astype(np.uint32) << 16).view(np.float32)
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = stored.astype(np.float32)  # those out of range become infinite
+    if len(shape) > 1:
+        values = values[: shape[0]]
+        values = np.pad(values, ((0, shape[0] - len(values)), (0, 0)))
     if not np.isfinite(values).all():
         raise BrokenSample("its embedding has NaN or infinite values")
     first = values if values.ndim == 1 else values[0]

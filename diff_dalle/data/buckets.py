@@ -1,9 +1,14 @@
-"""Buckets: batches of several image sizes, in an order that is still a pure function of seed and position.
+"""Buckets by aspect ratio: the sizes that images are trained at, the one that each image gets, and the order of
+batches, each of one size.
 
-Every sample belongs to one bucket, every bucket has a size, and a global batch has samples of one bucket only. The
-j-th batch of a bucket takes samples j·B to (j+1)·B - 1 (B = the global batch size) of that bucket's own infinite
-``Order``, which visits each of its samples once per epoch. Nothing is lost at the end of an epoch: a batch may take
-its first samples from one epoch and its last from the next.
+All sizes have about the pixels of the square, sides that are multiples of a factor, and a ratio from a list or the
+reciprocal of one. An image goes to the nearest ratio; a fraction of them, the same in every epoch, to any one. It is
+scaled to cover the size, no further, and cropped.
+
+The order is still a pure function of seed and position. Every sample belongs to one bucket, every bucket has a size,
+and a global batch has samples of one bucket only. The j-th batch of a bucket takes samples j·B to (j+1)·B - 1 (B = the
+global batch size) of that bucket's own infinite ``Order``, which visits each of its samples once per epoch. Nothing is
+lost at the end of an epoch: a batch may take its first samples from one epoch and its last from the next.
 
 The buckets take turns in proportion to their numbers of samples. Bucket b, with n_b samples, is due at the times
 (j + a_b) / n_b, j = 0, 1, …, with a keyed start a_b in (0, 1]; the batches are these events in the order of their
@@ -16,67 +21,159 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import numpy as np
 
-from ..config import InputError
+from ..config import Fault, InputError, option, settings
+from ..config.bounds import MAX_SIDE
 from ..images.decode import Size
-from ..randomness import random_bits
+from ..randomness import random_bits, random_uniform
 from .lru_cache import LRUCache
 from .order import Order, Places, SampleOrder, windows_kept
 
 UNIT = 1 << 53  # resolution of the schedule: keyed starts are multiples of 1 / UNIT
+_RATIO = re.compile(r"\d{1,6}(\.\d{1,9})?(/\d{1,6}(\.\d{1,9})?)?")
 
 
-@dataclass(frozen=True)
-class Buckets:
-    """The assignment of samples to image sizes.
+@settings
+class AspectConfig:
+    """Aspect ratios"""
 
-    sizes:   (height, width) of each bucket, in pixels.
-    numbers: per shard, an int array [usable samples] with the number of each sample's bucket.
+    multi_aspect_ratio: tuple[str, ...] = option(
+        (),
+        "width / height of training images of the square's area, such as 1/1,2/3,9/16: reciprocals are added, each "
+        "image takes the nearest, and each batch has one; none = squares",
+    )
+    bucketeer_random_ratio: float = option(
+        0.05,
+        "fraction of samples assigned a random aspect ratio instead",
+        needs=("multi_aspect_ratio",),
+        least=0,
+        most=1,
+    )
+    bucket_factor: int = option(
+        32,
+        "both sides of images are multiples of this, in pixels",
+        needs=("multi_aspect_ratio",),
+        least=1,
+        most=MAX_SIDE,
+    )
+    bucket_distance: str = option(
+        "linear",
+        "distance of two ratios: their difference, or that of their logarithms, which treats both orientations alike",
+        choices=("linear", "log"),
+        needs=("multi_aspect_ratio",),
+    )
+    bucket_crop: str = option(
+        "random",
+        "crop of an image resized to cover its bucket; held-out images are center-cropped",
+        choices=("random", "center"),
+        needs=("multi_aspect_ratio",),
+    )
 
-    Raises InputError when a number is not that of a bucket.
+    def faults(self) -> Iterator[Fault]:
+        known: dict[Fraction, str] = {}
+        for text in self.multi_aspect_ratio:
+            try:
+                ratio = parse_ratio("multi_aspect_ratio", text)
+            except InputError as error:
+                yield from error.faults
+                continue
+            if ratio in known:
+                yield Fault("multi_aspect_ratio", f"has {text} and {known[ratio]}, which are equal: leave one out")
+            known[ratio] = text
+
+    @property
+    def crops_at_random(self) -> bool:
+        return bool(self.multi_aspect_ratio) and self.bucket_crop == "random"
+
+    def buckets(self, pixels: int) -> AspectBuckets:
+        """The buckets of images with that many pixels."""
+        ratios = [parse_ratio("multi_aspect_ratio", text) for text in self.multi_aspect_ratio]
+        return AspectBuckets(ratios, pixels, self.bucket_factor, self.bucket_distance == "log")
+
+
+def parse_ratio(setting: str, text: str) -> Fraction:
+    """A ratio above 0 from a text such as 2/3 or 1.5. (Fraction itself accepts 1e999999999.)"""
+    if _RATIO.fullmatch(text):
+        above, _, below = text.partition("/")
+        if Fraction(above) > 0 and Fraction(below or 1) > 0:
+            return Fraction(above) / Fraction(below or 1)
+    raise InputError(Fault(setting, f"has {text[:40]!r}, but a ratio is WIDTH/HEIGHT or a number, above 0"))
+
+
+class AspectBuckets:
+    """The sizes of images by their ratio, width / height.
+
+    ratios: to which the reciprocals are added. pixels: of a square. factor: both sides are multiples of it, rounded
+    down, but at least it. log: compare the logarithms of ratios.
+
+    ``sizes``: the different (height, width), in the order of the ratios.
     """
 
-    sizes: tuple[Size, ...]
-    numbers: tuple[np.ndarray, ...]
+    def __init__(self, ratios: Sequence[Fraction], pixels: int, factor: int, log: bool = False):
+        self.ratios = tuple(dict.fromkeys([*ratios, *(1 / ratio for ratio in ratios)]))
+        sizes = [size_of(ratio, pixels, factor) for ratio in self.ratios]
+        self.sizes = tuple(dict.fromkeys(sizes))
+        self._bucket_of = np.array([self.sizes.index(size) for size in sizes])
+        self.log = log
 
-    def __post_init__(self):
-        for shard, numbers in enumerate(self.numbers):
-            if len(numbers) and numbers.dtype.kind not in "iu":
-                raise InputError(f"the bucket numbers of shard {shard} are {numbers.dtype}, but must be integers")
-            if len(numbers) and not 0 <= np.min(numbers) <= np.max(numbers) < len(self.sizes):
-                raise InputError(
-                    f"shard {shard} has samples in buckets {np.min(numbers)} to {np.max(numbers)}, but must use the "
-                    f"numbers 0 to {len(self.sizes) - 1} of the given sizes"
-                )
+    def nearest(self, images: np.ndarray) -> np.ndarray:
+        """The number of each image's bucket, in ``sizes``. images: [n, 2] height and width; 0 = unknown, for a broken
+        image, which counts as a square."""
+        known = images.astype(np.float64)
+        known[(images <= 0).any(1)] = 1
+        found, ratios = known[:, 1] / known[:, 0], np.array(self.ratios, dtype=np.float64)
+        if self.log:
+            found, ratios = np.log(found), np.log(ratios)
+        return self._bucket_of[np.abs(found[:, None] - ratios).argmin(1)]
 
-    def check_counts(self, counts: np.ndarray) -> None:
-        """Raise InputError unless every usable sample has a bucket. counts: [shards] usable samples per shard."""
-        lengths = [len(numbers) for numbers in self.numbers]
-        if lengths != counts.tolist():
-            raise InputError(
-                f"the buckets are for {sum(lengths):,} samples in {len(lengths):,} shards, but there are "
-                f"{counts.sum():,} in {len(counts):,}: assign a bucket to every usable sample of every shard, "
-                "and to no others"
-            )
+    def assign(self, images: Sequence[np.ndarray], seed: int, random_share: float) -> tuple[np.ndarray, ...]:
+        """``nearest`` of each shard's images, but for a share of them one of the ratios at random: a function of the
+        seed and of an image's number among all, and the same in every epoch."""
+        first, numbers = 0, []
+        for each in images:
+            positions = np.arange(first, first := first + len(each))
+            chosen = random_uniform(seed, "random aspect ratio", positions) < random_share
+            any_ratio = (random_uniform(seed, "aspect ratio", positions) * len(self.ratios)).astype(np.int64)
+            numbers.append(np.where(chosen, self._bucket_of[any_ratio], self.nearest(each)))
+        return tuple(numbers)
+
+
+def size_of(ratio: Fraction, pixels: int, factor: int) -> tuple[int, int]:
+    """Height and width of images of a ratio, width / height, with about as many pixels: multiples of ``factor``."""
+    return _side(pixels / ratio, factor), _side(pixels * ratio, factor)
+
+
+def _side(square: Fraction, factor: int) -> int:
+    """The square root, rounded down to a multiple of ``factor``; at least that. Exact."""
+    return max(1, math.isqrt(square // factor**2)) * factor
+
+
+def kept_share(images: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The part of each image that is left when it is scaled to cover a size and cropped: [n], of two [n, 2]."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # of broken images
+        stretch = images[:, 1] * sizes[:, 0] / (images[:, 0] * sizes[:, 1])
+        return np.minimum(stretch, 1 / stretch)
 
 
 class BucketOrder(SampleOrder):
     """The order of samples over all epochs, in global batches of one image size.
 
-    buckets:      the samples, and their sizes.
+    sizes:        (height, width) of each bucket, in pixels.
+    numbers:      per shard, an int array [usable samples] with the number of each sample's bucket.
     seed, streams, window, shuffle, processes: as for ``Order``.
     global_batch: samples per step of all processes together. It is part of the order; the number of processes is not.
-
-    Raises InputError when there are no samples.
     """
 
     def __init__(
         self,
-        buckets: Buckets,
+        sizes: Sequence[Size],
+        numbers: Sequence[np.ndarray],
         seed: int,
         global_batch: int,
         streams: int,
@@ -84,15 +181,11 @@ class BucketOrder(SampleOrder):
         shuffle: bool = True,
         processes: int = 1,
     ):
-        if global_batch < 1:
-            raise InputError(f"the global batch size is {global_batch}, but must be at least 1")
         # One byte per sample, not eight: this is most of the order's memory.
-        self._numbers = [np.asarray(n, dtype=np.min_scalar_type(len(buckets.sizes))) for n in buckets.numbers]
-        counts = np.zeros((len(buckets.sizes), len(self._numbers)), dtype=np.int64)
-        for shard, numbers in enumerate(self._numbers):
-            counts[:, shard] = np.bincount(numbers, minlength=len(buckets.sizes))
-        super().__init__(int(counts.sum()))
-        self.global_batch, self._sizes = global_batch, buckets.sizes
+        self._numbers = [np.asarray(each, dtype=np.min_scalar_type(len(sizes))) for each in numbers]
+        counts = np.stack([np.bincount(each, minlength=len(sizes)) for each in self._numbers], 1)
+        self.samples = int(counts.sum())
+        self.global_batch, self._sizes = global_batch, sizes
         # All with the same seed: they permute the shards alike, and so read the same shards at about the same time.
         self._orders = {
             b: Order(row, seed, streams, window, shuffle, processes=processes)

@@ -90,14 +90,14 @@ class Collection:
             each: SidecarFiles(each, shape, paths, self.totals, files) for each, shape in required.sidecars.items()
         }
         self.absent = {i: path for each in self._sidecars.values() for i, path in each.absent.items()}
-        self._count([0 if i in self.absent else count for i, count in enumerate(self._complete)])
+        self.counts = np.array([0 if i in self.absent else count for i, count in enumerate(self._complete)])
         self.left_out = sum(self.totals) - self.samples
         self._members: LRUCache[Members] = LRUCache(remembered)
         self._key_rows: LRUCache[np.ndarray] = LRUCache(remembered)
 
-    def _count(self, counts: Sequence[int]) -> None:
-        self.counts = np.array(counts, dtype=np.int64)
-        self.samples = int(self.counts.sum())
+    @property
+    def samples(self) -> int:
+        return int(self.counts.sum())
 
     def take(self, surveys: Sequence[Survey]) -> None:
         """Learn what has been found out about the usable samples of each shard: rejected ones are usable no more."""
@@ -105,7 +105,7 @@ class Collection:
         self.sizes = [
             each.sizes[: 0 if i in self.absent else None] for i, each in enumerate(surveys) if each.sizes is not None
         ] or None
-        self._count([int(kept.sum()) for kept in self._kept])
+        self.counts = np.array([kept.sum() for kept in self._kept])
 
     def __getstate__(self):
         return {**vars(self), "sizes": None}

@@ -67,15 +67,9 @@ class Verdict(IntEnum):
     NO_KEY = 3
     WRONG_TYPE = 4
 
-    @property
-    def reason(self) -> str:
-        """Of those that reject, for messages."""
-        return {
-            Verdict.REFUSED: "by their values",
-            Verdict.NO_JSON: "without a readable .json",
-            Verdict.NO_KEY: "without the key",
-            Verdict.WRONG_TYPE: "with values of another type",
-        }[self]
+
+#: Of those that reject, for messages.
+REASONS = ("by their values", "without a readable .json", "without the key", "with values of another type")
 
 
 @dataclass(frozen=True)

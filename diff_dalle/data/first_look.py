@@ -16,14 +16,13 @@ import numpy as np
 from .. import storage
 from ..config import Fault, InputError, quantity
 from ..images.decode import BrokenSample
-from .arrays import MissingEmbedding, is_zero, read_embedding
+from .arrays import MissingEmbedding, is_zero
 from .captions import caption_kind, read_caption, read_record
 from .collection import Collection, Raw, Unavailable
 from .spec import SampleSpec
 
 LOOK = 1024
 SHARDS = 16
-THREADS = 16  # they wait for networks, not for each other
 NAMED = 8  # keys of a json in a message
 log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def look(found: Collection, spec: SampleSpec, caption_field: str) -> Findings:
     """Look at the captions and embeddings of some samples, which ``spec`` asks for."""
     findings, kind = Findings(found.samples), caption_kind(caption_field)
     members = {kind} if spec.read_captions else set()
-    members |= {each.source.lower() for each in spec.embeddings if isinstance(each.source, str)}
+    members |= {each.member for each in spec.embeddings if each.member}
     if not members and not spec.embeddings:
         return findings
 
@@ -92,12 +91,14 @@ def look(found: Collection, spec: SampleSpec, caption_field: str) -> Findings:
 
     places = list(_places(found.counts))
     waits = any(map(found.in_place, {shard for shard, _ in places}))
-    for raw in storage.in_parallel(read, places, THREADS) if waits else map(read, places):
+    for raw in storage.in_parallel(read, places) if waits else map(read, places):
         if isinstance(raw.problem, Unavailable):
             continue  # nothing is known about it
         findings.looked += 1
         try:
-            _look_at_embeddings(raw, spec)
+            raw.check()
+            for each in spec.embeddings:
+                each.read(raw.members, raw.embeddings)
             if spec.read_captions:
                 _look_at_caption(raw, kind, caption_field, findings)
         except MissingEmbedding as reason:
@@ -127,13 +128,6 @@ def _spread(count: int, most: int) -> np.ndarray:
     """At most ``most`` numbers below ``count``, evenly."""
     wanted = min(count, most)
     return np.arange(wanted) * count // max(1, wanted)
-
-
-def _look_at_embeddings(raw: Raw, spec: SampleSpec) -> None:
-    raw.check()
-    for each in spec.embeddings:
-        if isinstance(each.source, str):
-            read_embedding(each.source.lower(), raw.members[each.source.lower()], each.shape)
 
 
 def _look_at_caption(raw: Raw, kind: str, caption_field: str, findings: Findings) -> None:

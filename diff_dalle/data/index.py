@@ -9,7 +9,6 @@ missing ones. Jobs that index the same data at the same time share the work too.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
@@ -24,17 +23,16 @@ from tqdm import tqdm
 from .. import storage
 from ..config import InputError, named, quantity, redact
 from ..distributed.world import ALONE, World
-from .shard_table import FORMAT, ShardSummary, Table, load_summary, load_table, read_bounded, save_table
+from .lru_cache import LRUCache
+from .shard_table import DAMAGE, FORMAT, ShardSummary, Table, load_summary, load_table, read_bounded, save_table
 from .shards import Shard, ShardFiles, cache_home, packed_tag
 from .sources import TARS
 from .tar import read_members
 
 FOLDER, SUMMARY = ".diff_dalle_index", "summary.json"
 MAX_SUMMARY = 1 << 28  # bytes: about a million shards
-THREADS = 16  # they wait for disks and networks, not for each other
-ROUND = (
-    4 * THREADS
-)  # shards that each process indexes or surveys before all exchange results: no process waits long for another
+ROUND = 64  # shards that each process indexes or surveys before all exchange results: no process waits long for another
+MAX_FOLDERS = 10_000  # of shards, whose summaries are in memory while they are indexed
 UNREAD = "is compressed: unpack it first"  # what earlier versions say about gzipped shards
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -66,14 +64,8 @@ def table_folders(path: str, index_cache: str) -> tuple[Sequence[str], str]:
         folder = os.path.abspath(folder)
     if not name.lower().endswith(TARS):
         name = f"{name[:40]}.{_digest(path)}"
-    return _folders(folder, index_cache or os.path.join(cache_home(), "index"), not (scheme or index_cache)), name
-
-
-@functools.lru_cache(maxsize=1024)
-def _folders(folder: str, cache: str, beside: bool) -> tuple[str, ...]:
-    """``table_folders`` of the shards in a folder; beside: whether the tables may be in it."""
-    cached = os.path.join(cache, _digest(folder))
-    return (os.path.join(folder, FOLDER), cached) if beside else (cached,)
+    cached = os.path.join(index_cache or os.path.join(cache_home(), "index"), _digest(folder))
+    return ([cached] if scheme or index_cache else [os.path.join(folder, FOLDER), cached]), name
 
 
 def writable_file(path: str, files: ShardFiles, ending: str) -> str:
@@ -90,13 +82,11 @@ def _load_summary(folder: str) -> dict[str, ShardSummary]:
     """The summaries in a folder, by the tables' names. They are looked up by name: none is taken for a path."""
     try:
         record = json.loads(read_bounded(os.path.join(folder, SUMMARY), MAX_SUMMARY))
-        if not isinstance(record, dict) or record.get("format") != FORMAT or not isinstance(record["shards"], dict):
-            return {}
-        if record.get("digest") != _digest(json.dumps(record["shards"])):
-            return {}
-        return {name: ShardSummary.parse(summary) for name, summary in record["shards"].items()}
-    except (OSError, ValueError, KeyError, RecursionError):
-        return {}  # missing, of another format or damaged: it is written again
+        if record["format"] == FORMAT and record["digest"] == _digest(json.dumps(record["shards"])):
+            return {name: ShardSummary.parse(summary) for name, summary in record["shards"].items()}
+    except DAMAGE:
+        pass
+    return {}  # missing, of another format or damaged: it is written again
 
 
 def save_summaries(folder: str, shards: dict[str, ShardSummary]):
@@ -123,7 +113,10 @@ class _Indexer:
 
     def __init__(self, files: ShardFiles):
         self.files = files
-        self.known: dict[str, dict[str, ShardSummary]] = {}  # the summaries, by folder
+        self._summaries: LRUCache[dict[str, ShardSummary]] = LRUCache(MAX_FOLDERS)
+
+    def _known(self, folder: str) -> dict[str, ShardSummary]:
+        return self._summaries.get(folder, lambda: _load_summary(folder))
 
     def find(self, path: str) -> Indexed | None:
         """The shard with its table, if there is a current one."""
@@ -131,7 +124,7 @@ class _Indexer:
         folders, name = table_folders(path, self.files.index_cache)
         for folder in folders:
             file = os.path.join(folder, f"{name}.npz")
-            summary = self.known[folder].get(name)
+            summary = self._known(folder).get(name)
             if summary is None or not _is_current(summary, size, tag):
                 summary = load_summary(file)
             if summary is not None and _is_current(summary, size, tag):
@@ -152,26 +145,17 @@ class _Indexer:
         return Indexed(path, file, summary)
 
     def run(self, paths: Sequence[str], world: World) -> list[Indexed]:
-        self._load_summaries(paths)
-        parts = [paths[start::ROUND] for start in range(min(ROUND, len(paths)))]  # a task for each path costs more
-        tasks = storage.in_parallel(lambda part: [self.find(path) for path in part], parts, THREADS)
-        found = {entry.path: entry for part in tasks for entry in part if entry is not None}
+        found = {entry.path: entry for entry in storage.in_parallel(self.find, paths) if entry}
         missing: list[str] = world.broadcast([path for path in dict.fromkeys(paths) if path not in found])
-        self._load_summaries(missing)
         found |= {entry.path: entry for entry in shared(self.find_or_build, missing, world, "indexing shards")}
         self._save_summaries(found.values())
         return [found[path] for path in paths]
-
-    def _load_summaries(self, paths: Sequence[str]):
-        for folder in {folder for path in paths for folder in table_folders(path, self.files.index_cache)[0]}:
-            if folder not in self.known:
-                self.known[folder] = _load_summary(folder)
 
     def _save_summaries(self, entries: Iterable[Indexed]):
         news: dict[str, dict[str, ShardSummary]] = {}
         for entry in entries:
             folder, name = os.path.split(entry.table.removesuffix(".npz"))
-            if self.known[folder].get(name) != entry.summary:
+            if self._known(folder).get(name) != entry.summary:
                 news.setdefault(folder, {})[name] = entry.summary
         for folder, shards in news.items():
             if os.access(folder, os.W_OK):
@@ -184,7 +168,7 @@ def shared(call: Callable[[Item], Result], items: Sequence[Item], world: World, 
     with tqdm(total=len(items), desc=title, unit="shard", disable=not (items and world.is_main) or None) as bar:
         for start in range(0, len(items), ROUND * world.size):
             turns, mine = items[start : start + ROUND * world.size], []
-            for result in storage.in_parallel(call, turns[world.rank :: world.size], THREADS):
+            for result in storage.in_parallel(call, turns[world.rank :: world.size]):
                 mine.append(result)
                 bar.update(world.size)
             parts = world.gather(mine)
@@ -197,10 +181,10 @@ def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:
     """The summary and the table of a shard, from its headers."""
     shard = files.examine(path)
     with storage.explained(path):
-        read = files.headers(shard)
+        read = files.consecutive(shard)
         if shard.by_offset and read(0, len(storage.GZIP)) == storage.GZIP:
             shard = files.copied(shard)
-            read = files.headers(shard)
+            read = files.consecutive(shard)
         members, problem = read_members(read, shard.size)
     contents = Table.of(members)
     return ShardSummary(shard.size, shard.tag, shard.by_offset, problem, contents.signatures()), contents

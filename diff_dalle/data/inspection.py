@@ -20,9 +20,9 @@ from ..config.bounds import MAX_BATCH, MAX_SIDE
 from ..images.decode import IMAGE_KINDS, BrokenSample, Size, decode_image, picture_facts
 from ..images.grid import image_grid
 from ..images.transforms import center_crop
-from .accounting import find_report, report_lines
+from .accounting import reported_in
 from .arrays import KINDS
-from .aspect_buckets import AspectBuckets, AspectConfig, kept_share
+from .buckets import AspectBuckets, AspectConfig, kept_share
 from .captions import caption_kind, caption_option, read_caption
 from .collection import Collection, collect
 from .filters import filters_option, parse_filters
@@ -183,8 +183,8 @@ def _packed(entries: Sequence[Indexed]) -> list[str]:
     folders = sorted({storage.split(entry.path)[0] for entry in entries if storage.reads_by_offset(entry.path)})
     lines: list[str] = []
     for folder in folders:
-        if report := find_report(folder):
-            lines += [f"packed into {redact(folder)}:", *(f"  {line}" for line in report_lines(report))]
+        if reported := reported_in(folder):
+            lines += [f"packed into {redact(folder)}:", *(f"  {line}" for line in reported)]
     return lines
 
 

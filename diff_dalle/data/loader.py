@@ -22,9 +22,8 @@ from ..distributed.world import ALONE, World
 from ..images.decode import require_simplejpeg
 from ..images.plugins import load_plugin
 from ..images.signal import from_uint8
-from ..images.transforms import GROUP, Saliency
-from .aspect_buckets import AspectConfig
-from .buckets import BucketOrder, Buckets
+from ..images.transforms import GROUP
+from .buckets import BucketOrder
 from .collection import Collection, collect
 from .filters import parse_filters
 from .first_look import Findings, look
@@ -34,7 +33,7 @@ from .settings import DataConfig
 from .shards import ShardFiles
 from .sources import DATA_DIR
 from .spec import SampleSpec
-from .workers import Workers, prepared, worker_count
+from .workers import prepared, worker_count
 
 CHUNK = 32  # samples that a worker prepares at a time: all workers share a large batch
 MANY = 8 * CHUNK  # samples at once that are worth starting workers for
@@ -54,17 +53,13 @@ class Loader:
     augment:    False = no random crops and flips: those in the middle, and none; a window of the spec stays random.
     sources:    shards to read instead of ``config.data_dir``; ``flag`` is their name in messages.
     device:     device of the batches.
-    buckets:    the image size of every sample; batches then have the sizes of ``BucketOrder``. None = those of
-                ``config.aspect`` with the pixels of ``spec.image``, or, without aspect ratios, its size for all.
-    saliency:   finds what crops should show, instead of the center or random places; see ``smart_crop``. None = what
-                ``config.saliency`` names, if anything.
     world:      the processes that create their loaders together: one of them lists the shards for all.
 
     ``samples`` is the length of an epoch. ``seen`` counts the samples this process has looked at, ``broken`` the
     different broken ones among them, ``missing`` those without an embedding, which are skipped too and never end a run,
     ``rejected`` those that filters rejected, by the filter's name. ``findings``: what a first look at some samples
     found; None on other ranks than 0.
-    Raises InputError when there are no usable samples, or the spec does not fit the buckets.
+    Raises InputError when there are no usable samples, or the spec does not fit the settings.
     """
 
     def __init__(
@@ -80,18 +75,14 @@ class Loader:
         sources: Sequence[str] | None = None,
         flag: str = DATA_DIR,
         device: torch.device | str = "cpu",
-        buckets: Buckets | None = None,
-        saliency: Saliency | None = None,
         world: World = ALONE,
     ):
-        if batch_size < 1:
-            raise InputError(Fault("batch_size", "must be at least 1", batch_size))
         if config.decoder == "simplejpeg":
             require_simplejpeg()
-        if saliency is None and config.saliency:
-            saliency = load_plugin(GROUP, config.saliency, "saliency", "leave it out, to crop in the center")
-        if saliency and spec.control:
+        if config.saliency and spec.control:
             raise InputError(Fault("saliency", "crops an image and its control differently: leave one of them out"))
+        otherwise = "leave it out, to crop in the center"
+        saliency = load_plugin(GROUP, config.saliency, "saliency", otherwise) if config.saliency else None
         self.config, self.spec, self.batch_size = config, spec, batch_size
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
@@ -100,18 +91,21 @@ class Loader:
         files = ShardFiles(config.shard_cache, int(config.shard_cache_gb * 1e9), config.copy_shards, config.index_cache)
         self.streams = config.streams or streams_for(1)
         remembered = windows_kept(self.streams, world_size) * config.shuffle_window
-        aspect = config.aspect if buckets is None and config.aspect.multi_aspect_ratio else None
+        has_buckets = bool(config.aspect.multi_aspect_ratio)
         required = replace(
-            spec.required(config.caption_field), filters=parse_filters(config.dataset_filters), sizes=aspect is not None
+            spec.required(config.caption_field), filters=parse_filters(config.dataset_filters), sizes=has_buckets
         )
         self.findings: Findings | None = None
         self.collection = collect(sources, required, files, flag, remembered, world, partial(self._look, flag))
-        if aspect:
-            buckets = self._aspect_buckets(aspect, seed, augment, world)
-        self.order = self._order(buckets, seed, shuffle)
+        self.order: SampleOrder
+        if has_buckets:
+            self.order = self._bucket_order(seed, shuffle, augment, world)
+        else:
+            resample = shuffle and config.resample
+            window = config.shuffle_window
+            self.order = Order(self.collection.counts, seed, self.streams, window, shuffle, resample, world_size)
         self.samples = self.order.samples
-        recipe = Recipe(spec, config, seed, augment, aspect.bucket_crop if aspect else "center", saliency)
-        self.dataset = Samples(self.collection, self.order, recipe)
+        self.dataset = Samples(self.collection, self.order, Recipe(spec, config, seed, augment, saliency))
         self.seen = 0
         self._broken = BrokenSamples(self.collection.counts, config.max_broken, self.collection.describe)
         self._missing = BrokenSamples(self.collection.counts, 1.0, self.collection.describe, NAMED_MISSING)
@@ -124,29 +118,20 @@ class Loader:
         for line in self.findings.said():
             log.warning("%s", line)
 
-    def _aspect_buckets(self, aspect: AspectConfig, seed: int, augment: bool, world: World) -> Buckets:
-        """The bucket of every sample; rank 0 alone knows the sizes of the images."""
-        if self.spec.image is None:
+    def _bucket_order(self, seed: int, shuffle: bool, augment: bool, world: World) -> BucketOrder:
+        """The order by the bucket of every sample; rank 0 alone knows the sizes of the images."""
+        aspect, image = self.config.aspect, self.spec.image
+        if image is None:
             raise InputError(Fault("multi_aspect_ratio", "is set, but no images are read: leave it out"))
-        table, numbers = aspect.buckets(math.prod(self.spec.image.size)), None
+        table, numbers = aspect.buckets(math.prod(image.size)), None
+        if image.window:
+            for size in table.sizes:
+                image.window.check_size(size)
         if world.is_main:
             assert self.collection.sizes is not None  # they were asked for
             numbers = table.assign(self.collection.sizes, seed, aspect.bucketeer_random_ratio if augment else 0.0)
-        return Buckets(table.sizes, world.broadcast(numbers))
-
-    def _order(self, buckets: Buckets | None, seed: int, shuffle: bool) -> SampleOrder:
-        streams, window = self.streams, self.config.shuffle_window
-        if buckets is None:
-            resample = shuffle and self.config.resample
-            return Order(self.collection.counts, seed, streams, window, shuffle, resample, self.world_size)
-        if self.config.resample:
-            rule = "must be False, since images of several sizes are drawn without replacement"
-            raise InputError(Fault("resample", rule, True))
-        buckets.check_counts(self.collection.counts)
-        if self.spec.image and self.spec.image.window:
-            for size in buckets.sizes:
-                self.spec.image.window.check_size(size)
-        return BucketOrder(buckets, seed, self.batch_size * self.world_size, streams, window, shuffle, self.world_size)
+        numbers, batch, window = world.broadcast(numbers), self.batch_size * self.world_size, self.config.shuffle_window
+        return BucketOrder(table.sizes, numbers, seed, batch, self.streams, window, shuffle, self.world_size)
 
     def batches(self, position: int, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Batch]:
         """This rank's part of consecutive global batches from ``position`` on, without end.
@@ -200,7 +185,7 @@ class Loader:
 
     def _prepared(self, blocks: Iterable[Sequence[int]], should_stop: Callable[[], bool]) -> Iterator[Batch]:
         """A batch for each block, made of chunks so that all workers share a large one."""
-        config, sizes = self.config, deque[int]()  # number of chunks of the blocks that have been begun
+        sizes = deque[int]()  # number of chunks of the blocks that have been begun
 
         def chunks() -> Iterator[list[int]]:
             for block in blocks:
@@ -208,10 +193,9 @@ class Loader:
                 sizes.append(len(parts))
                 yield from parts
 
-        prefetch = config.prefetch * -(-self.batch_size // CHUNK)
+        prefetch = self.config.prefetch * -(-self.batch_size // CHUNK)
         pin = self.device.type == "cuda"
-        workers = Workers(self.workers, prefetch, config.worker_start, config.data_timeout, pin)
-        with contextlib.closing(prepared(self.dataset, chunks(), workers, should_stop)) as source:
+        with contextlib.closing(prepared(self.dataset, chunks(), self.workers, prefetch, pin, should_stop)) as source:
             for first in source:
                 rest = sizes.popleft() - 1
                 parts = [first, *itertools.islice(source, rest)]
@@ -239,26 +223,22 @@ class Loader:
                 raise part.failure
             self._count(part)
         index = _joined([part.index for part in parts])
-        pixels = self._moved([part.images for part in parts])
+        pixels = _joined([part.images.to(self.device, non_blocking=True) for part in parts])
         cond = moved({name: _joined([part.cond[name] for part in parts]) for name in parts[0].cond}, self.device)
         if "control" in cond:
             cond["control"] = cond["control"].permute(0, 3, 1, 2).float() / 255
         return Batch(from_uint8(pixels), Conditioning.of(cond), index)
 
-    def _moved(self, parts: Sequence[Tensor]) -> Tensor:
-        return _joined([part.to(self.device, non_blocking=True) for part in parts])
-
     def _count(self, part: Chunk):
         """Count and log broken and rejected samples. Raises InputError when too many are broken."""
-        for name, (count, reason) in part.rejected.items():
-            before, after = self.rejected[name], self.rejected[name] + count
-            self.rejected[name] = after
+        for name, count in part.lost.rejected.items():
+            before = self.rejected[name]
+            self.rejected[name] = after = before + count
             if len(str(after)) > len(str(before)) or before == 0:  # the first, and then every power of ten
-                log.warning(
-                    "the filter %r has rejected %s so far; the last: %s", name, quantity(after, "sample"), reason
-                )
-        self.seen += len(part.index) + sum(count for count, _ in part.rejected.values())
-        for broken in part.broken:
+                last, so_far = part.lost.reasons[name], quantity(after, "sample")
+                log.warning("the filter %r has rejected %s so far; the last: %s", name, so_far, last)
+        self.seen += len(part.index) + part.lost.rejected.total()
+        for broken in part.lost.broken:
             (self._missing if broken.is_missing else self._broken).add(broken)
         self._broken.check(self.seen)
 
@@ -273,12 +253,11 @@ class BrokenSamples:
     counts:   [shards] the number of samples of each shard.
     limit:    maximum fraction of broken samples.
     describe: ``describe(shard, member)`` names a sample.
-    named:    how many of them the log names, None = NAMED; more are only counted.
+    named:    how many of them the log names; more are only counted.
     """
 
-    def __init__(self, counts: np.ndarray, limit: float, describe: Callable[[int, int], str], named: int | None = None):
-        self.limit, self.describe = limit, describe
-        self.named = NAMED if named is None else named
+    def __init__(self, counts: np.ndarray, limit: float, describe: Callable[[int, int], str], named: int = NAMED):
+        self.limit, self.describe, self.named = limit, describe, named
         self.samples, self.count = int(counts.sum()), 0
         self._first = np.cumsum(counts) - counts
         self._met = np.zeros(-(-self.samples // 8), dtype=np.uint8)  # pages that are never touched take no memory

@@ -31,7 +31,7 @@ from ..images.transforms import (
     smart_crop,
 )
 from ..randomness import random_uniform, random_uniforms
-from .arrays import MissingEmbedding, read_embedding
+from .arrays import MissingEmbedding
 from .buckets import BucketOrder
 from .captions import caption_kind, read_caption, read_record
 from .collection import Collection, Raw, Unavailable
@@ -56,7 +56,6 @@ class Recipe:
     """How a sample is made: what it must hold, and the settings that concern it.
 
     augment: False = nothing about it is random, except a window.
-    bucket_crop: how images are cropped to the size of their bucket, as in ``AspectConfig``.
     saliency: finds what a crop should show; see ``smart_crop``.
     """
 
@@ -64,17 +63,7 @@ class Recipe:
     config: DataConfig
     seed: int
     augment: bool
-    bucket_crop: str = "center"
     saliency: Saliency | None = None
-
-    @property
-    def is_random(self) -> bool:
-        """Whether crops or flips are random."""
-        config = self.config
-        augmented = (
-            config.random_crop or config.random_flip or self.bucket_crop == "random" or self.saliency is not None
-        )
-        return bool(self.spec.image and self.spec.image.window) or (self.augment and augmented)
 
 
 @dataclass(frozen=True)
@@ -87,6 +76,40 @@ class Broken:
     is_missing: bool = False
 
 
+@dataclass
+class Lost:
+    """Samples that were skipped.
+
+    broken:   the broken ones, and those without embeddings.
+    rejected: the number of samples that each filter rejected; reasons: for the last one.
+    """
+
+    broken: list[Broken] = field(default_factory=list)
+    rejected: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+    missing: int = 0
+    unavailable: int = 0
+
+    def add(self, shard: int, member: int, error: BrokenSample) -> None:
+        if isinstance(error, Rejected):
+            self.rejected[error.filter] += 1
+            self.reasons[error.filter] = str(error)
+        else:
+            is_missing = isinstance(error, MissingEmbedding)
+            self.broken.append(Broken(shard, member, str(error), is_missing))
+            self.missing += is_missing
+            self.unavailable += isinstance(error, Unavailable)
+
+    @property
+    def too_many(self) -> bool:
+        return (
+            len(self.broken) - self.missing >= MAX_BROKEN
+            or self.missing >= MAX_REJECTED
+            or self.unavailable >= MAX_UNAVAILABLE
+            or self.rejected.total() >= MAX_REJECTED
+        )
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Samples on their way to the training process.
@@ -95,8 +118,7 @@ class Chunk:
     images:   [n, H, W, C] uint8; [n, 0, 0, 0] when the spec asks for no images.
     cond:     conditions, named as by ``Conditioning.present``; a control is uint8 [n, H, W, C].
     captions: the texts that were tokenized; "" each when the spec asks for no captions.
-    broken:   the broken samples that were replaced, and those without embeddings.
-    rejected: the number of samples that each filter rejected, and the reason for the last one.
+    lost:     the samples that were replaced.
     failure:  why the chunk is empty, when a shard changed or no sample could replace a broken one.
     """
 
@@ -104,8 +126,7 @@ class Chunk:
     images: Tensor
     cond: dict[str, Tensor] = field(default_factory=dict)
     captions: tuple[str, ...] = ()
-    broken: tuple[Broken, ...] = ()
-    rejected: dict[str, tuple[int, str]] = field(default_factory=dict)
+    lost: Lost = field(default_factory=Lost)
     failure: InputError | None = None
 
     def pin_memory(self) -> Chunk:
@@ -125,35 +146,6 @@ class _Sample:
     pixels: np.ndarray
     caption: str
     values: dict[str, np.ndarray | np.int64]
-
-
-class _Lost:
-    """Broken and rejected samples that were skipped."""
-
-    def __init__(self):
-        self.broken: list[Broken] = []
-        self.unavailable = self.missing = 0
-        self.rejected: Counter[str] = Counter()
-        self.reasons: dict[str, str] = {}
-
-    def add(self, shard: int, member: int, error: BrokenSample):
-        if isinstance(error, Rejected):
-            self.rejected[error.filter] += 1
-            self.reasons[error.filter] = str(error)
-        else:
-            is_missing = isinstance(error, MissingEmbedding)
-            self.broken.append(Broken(shard, member, str(error), is_missing))
-            self.missing += is_missing
-            self.unavailable += isinstance(error, Unavailable)
-
-    @property
-    def too_many(self) -> bool:
-        return (
-            len(self.broken) - self.missing >= MAX_BROKEN
-            or self.missing >= MAX_REJECTED
-            or self.unavailable >= MAX_UNAVAILABLE
-            or self.rejected.total() >= MAX_REJECTED
-        )
 
 
 class Samples(Dataset[Chunk]):
@@ -177,7 +169,7 @@ class Samples(Dataset[Chunk]):
         image = self._image_spec(positions)
         shape = image.shape if image and image.read else NO_PIXELS.shape
         images = np.empty((len(positions), *shape), dtype=np.uint8)
-        samples, lost = [], _Lost()
+        samples, lost = [], Lost()
         draws, places = self._draws(positions), self._places(*self.order.samples_at(positions))
         for i, raw in enumerate(self._read_all(places)):
             try:
@@ -191,8 +183,7 @@ class Samples(Dataset[Chunk]):
             torch.from_numpy(images),
             self._conditions(samples),
             tuple(sample.caption for sample in samples),
-            tuple(lost.broken),
-            {name: (count, lost.reasons[name]) for name, count in lost.rejected.items()},
+            lost,
         )
 
     def _image_spec(self, positions: Sequence[int]) -> ImageSpec | None:
@@ -231,10 +222,7 @@ class Samples(Dataset[Chunk]):
         return cond
 
     def _draws(self, positions: Sequence[int]) -> list[list[float]]:
-        """[n, 6] in [0, 1): a random crop's scale, top and left; the flip; a window's top and left. [n, 0] if none of
-        these is random."""
-        if not self.recipe.is_random:
-            return [[]] * len(positions)
+        """[n, 6] in [0, 1): a random crop's scale, top and left; the flip; a window's top and left."""
         purposes = ("crop size", "crop top", "crop left", "flip", "window top", "window left")
         return random_uniforms(self.recipe.seed, purposes, positions).tolist()
 
@@ -248,14 +236,14 @@ class Samples(Dataset[Chunk]):
         error: BrokenSample,
         image: ImageSpec | None,
         draws: list[float],
-        lost: _Lost,
+        lost: Lost,
     ) -> _Sample:
         """The first usable sample after ``position`` in its stream.
 
         place, error: of the sample to be replaced. lost: collects the skipped samples.
         Raises InputError when too many consecutive samples are broken or rejected.
         """
-        here = _Lost()
+        here = Lost()
         for step in itertools.count(1):
             here.add(*place, error)
             lost.add(*place, error)
@@ -265,10 +253,7 @@ class Samples(Dataset[Chunk]):
                 ahead = self._places(*self.order.successors(position, step, LOOKAHEAD))
             place = ahead[(step - 1) % LOOKAHEAD]
             try:
-                record = None
-                if self.recipe.spec.filters:  # of samples they reject, only the json is read
-                    record = self._accepted(self.collection.fetch(*place, ["json"]))
-                return self._decode(self.collection.fetch(*place), image, draws, position, record)
+                return self._decode(self.collection.fetch(*place), image, draws, position)
             except BrokenSample as reason:
                 error = reason
         last = self.collection.describe(*place)
@@ -295,25 +280,16 @@ class Samples(Dataset[Chunk]):
         with ThreadPoolExecutor(REQUESTS) as pool:
             yield from pool.map(lambda place: self.collection.fetch(*place), places)
 
-    def _accepted(self, raw: Raw) -> dict:
-        """The sample's json object. Raises Rejected, naming the filter, unless all filters accept it."""
-        raw.check()
-        record = read_record(raw.members["json"])
-        for each in self.recipe.spec.filters:
-            each.check(record)
-        return record
-
-    def _decode(
-        self, raw: Raw, image: ImageSpec | None, draws: list[float], position: int, record: dict | None = None
-    ) -> _Sample:
-        """A sample from its members. Raises BrokenSample when one of them cannot be used.
-
-        record: its json object, if the filters have accepted it already.
-        """
+    def _decode(self, raw: Raw, image: ImageSpec | None, draws: list[float], position: int) -> _Sample:
+        """A sample from its members. Raises Rejected unless all filters accept it, and BrokenSample when one of its
+        members cannot be used."""
         recipe, spec = self.recipe, self.recipe.spec
         raw.check()
-        if spec.filters and record is None:
-            record = self._accepted(raw)
+        record = None
+        if spec.filters:
+            record = read_record(raw.members["json"])
+            for condition in spec.filters:
+                condition.check(record)
         caption = ""
         if spec.read_captions:
             chance = self._draw(position, "old caption") if recipe.augment else None
@@ -322,11 +298,7 @@ class Samples(Dataset[Chunk]):
         if spec.num_classes:
             values["labels"] = _read_label(raw.members["cls"], spec.num_classes)
         for each in spec.embeddings:
-            found = (
-                read_embedding(each.source.lower(), raw.members[each.source.lower()], each.shape)
-                if isinstance(each.source, str)
-                else raw.embeddings[each.source]
-            )
+            found = each.read(raw.members, raw.embeddings)
             values[each.fields[0]] = each.grid.unpacked(found, image.size) if each.grid and image else found
         pixels = self._pixels(raw.members[IMAGE], image, draws, position) if image and image.read else NO_PIXELS
         if image and spec.control:
@@ -347,7 +319,7 @@ class Samples(Dataset[Chunk]):
             decoded, full = self._decoded(data, cover)
             if recipe.saliency:
                 pixels = smart_crop(decoded, full, image.size, recipe.saliency, draws[:3] if recipe.augment else None)
-            elif cropped or (recipe.augment and recipe.bucket_crop == "random"):
+            elif cropped or (recipe.augment and config.aspect.crops_at_random):
                 pixels = random_crop(decoded, full, image.size, cover, draws[1:3])
             else:
                 pixels = center_crop(decoded, full, image.size)

@@ -9,7 +9,7 @@ from ..config import Fault, faults_of, named, option, section, settings
 from ..config.bounds import MAX_BATCH, MAX_PROCESSES, MAX_SECONDS
 from ..images.decode import DECODERS, MAX_PIXELS, PILLOW_PIXELS, SCALE
 from ..images.preprocessing import TransformConfig
-from .aspect_buckets import AspectConfig
+from .buckets import AspectConfig
 from .captions import caption_kind, caption_option
 from .filters import filters_option, parse_filters
 from .shards import CACHE_BYTES

@@ -16,8 +16,8 @@ import struct
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,11 @@ FORMAT = 1  # of these files; the summaries of a folder carry it too
 MAX_FILE = 1 << 29  # bytes: about ten million members
 MAX_DIRECTORY = 1 << 12  # bytes of the zip's own table of contents, which has seven entries
 COLUMNS = {"key_ends": np.int64, "sample": np.int32, "kind": np.int32, "offset": np.int64, "size": np.int64}
+#: What damaged files raise, and those that do not hold what they should.
+DAMAGE = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
+    *(struct.error, zipfile.BadZipFile, NotImplementedError),  # the last of zipfile, for a later version of the format
+)
 Result = TypeVar("Result")
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # the path up to the base name's first dot, and the rest
 
@@ -67,29 +72,18 @@ class ShardSummary:
         return sum(self.signatures.values())
 
     @classmethod
-    def parse(cls, record: object) -> ShardSummary:
-        """A summary from a file. Raises ValueError unless it describes a possible shard."""
-        if not isinstance(record, dict) or record.keys() != _SUMMARY_FIELDS:
-            raise ValueError("not a summary of a shard")
+    def parse(cls, record: Any) -> ShardSummary:
+        """A summary from a file. Raises one of ``DAMAGE`` unless it describes a possible shard."""
         found = cls(**record)
-        if type(found.size) is not int or type(found.by_offset) is not bool:
-            raise ValueError("size and by_offset must be a number and a truth value")
-        if not (isinstance(found.tag, str) and isinstance(found.problem, str) and found.problem.isprintable()):
-            raise ValueError("tag and problem must be texts")
-        if not isinstance(found.signatures, dict):
-            raise ValueError("signatures must be counts")
+        _check(type(found.size) is int and type(found.by_offset) is bool)
+        _check(isinstance(found.tag, str) and isinstance(found.problem, str) and found.problem.isprintable())
         members = 0
         for signature, count in found.signatures.items():
             kinds = signature.split("/")
-            if type(count) is not int or count < 1 or len(set(kinds)) < len(kinds):
-                raise ValueError("a signature must be different kinds, and occur")
+            _check(type(count) is int and count > 0 and len(set(kinds)) == len(kinds))
             members += count * len(kinds)
-        if members * 2 * BLOCK > found.size + BLOCK:  # each has a header; the last payload may lack its padding
-            raise ValueError("a shard of this size cannot hold as many members")
+        _check(members * 2 * BLOCK <= found.size + BLOCK)  # each has a header; the last payload may lack its padding
         return found
-
-
-_SUMMARY_FIELDS = {each.name for each in fields(ShardSummary)}
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -252,7 +246,7 @@ def load_column(path: str, summary: ShardSummary, dtype: type, width: int = 1) -
     """What ``save_column`` wrote, [samples, width], or None when it is missing, damaged or of another shard."""
 
     def read(file: zipfile.ZipFile, found: ShardSummary, header: dict) -> np.ndarray:
-        _check(found == summary, "state")
+        _check(found == summary)
         return _array(file, "values", dtype).reshape(summary.samples, width)
 
     return _load(path, read)
@@ -264,59 +258,45 @@ def _load(path: str, read: Callable[[zipfile.ZipFile, ShardSummary, dict], Resul
         # Before zipfile reads the table of contents: it must be small, and described by the last 22 bytes (APPNOTE.TXT
         # 4.3.16) without the 64-bit locator that may precede them.
         signature, length, _, comment = struct.unpack("<4s8xLLH", data[-22:])
-        if signature != b"PK\5\6" or length > MAX_DIRECTORY or comment or data[-42:-38] == b"PK\6\7":
-            return None
+        _check(signature == b"PK\5\6" and length <= MAX_DIRECTORY and not comment and data[-42:-38] != b"PK\6\7")
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             header = json.loads(_array(file, "header", np.uint8).tobytes())
-            if not isinstance(header, dict) or header.get("format") != FORMAT:
-                return None
-            return read(file, ShardSummary.parse(header.get("about")), header)
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        KeyError,
-        RecursionError,
-        NotImplementedError,  # of zipfile, for a later version of the format
-        struct.error,
-        zipfile.BadZipFile,
-    ):
+            _check(header["format"] == FORMAT)
+            return read(file, ShardSummary.parse(header["about"]), header)
+    except DAMAGE:
         return None  # a cache is rebuilt, not repaired
 
 
 def _array(file: zipfile.ZipFile, name: str, dtype: type) -> np.ndarray:
-    """A column: [n] of that type. Raises ValueError for anything else."""
+    """A column: [n] of that type. Raises one of ``DAMAGE`` for anything else."""
     entry = file.getinfo(f"{name}.npy")
-    if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:  # compressed bytes may stand for any number
-        raise ValueError(f"{name} is compressed or encrypted")
+    _check(entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & 1)  # others may stand for any number
     data = file.read(entry)
     header = parse_header(data[: 1 << 14])
-    if len(header.shape) != 1 or header.dtype != dtype:
-        raise ValueError(f"{name} is {header.dtype} {header.shape}")
+    _check(len(header.shape) == 1 and header.dtype == dtype)
     return np.frombuffer(data, dtype, header.shape[0], header.offset)  # raises ValueError when it is cut
 
 
 def _table(file: zipfile.ZipFile, summary: ShardSummary, header: dict) -> Table:
-    """The table, when it is a possible one of that shard. Raises ValueError otherwise."""
+    """The table, when it is a possible one of that shard. Raises one of ``DAMAGE`` otherwise."""
     text = _array(file, "keys", np.uint8).tobytes()
     columns = {name: _array(file, name, dtype) for name, dtype in COLUMNS.items()}
-    kinds, ends = header.get("kinds"), columns.pop("key_ends")
-    if not isinstance(kinds, list) or not all(isinstance(kind, str) and "/" not in kind for kind in kinds):
-        raise ValueError("kinds are not plain names")
-    _check(len({len(column) for column in columns.values()}) == 1, "columns differ in length")
-    _check(len(ends) == summary.samples, "number of keys")
+    kinds, ends = header["kinds"], columns.pop("key_ends")
+    _check(isinstance(kinds, list) and len(set(kinds)) == len(kinds))
+    _check(all(isinstance(kind, str) and "/" not in kind for kind in kinds))
+    _check(len({len(column) for column in columns.values()}) == 1 and len(ends) == summary.samples)
     starts = np.concatenate([np.zeros(1, np.int64), ends])
-    _check((np.diff(starts) >= 0).all() and starts[-1] == len(text), "key_ends")
-    _check(len(set(kinds)) == len(kinds), "kinds repeat")
+    _check((np.diff(starts) >= 0).all() and starts[-1] == len(text))
     for name, count in (("sample", len(ends)), ("kind", len(kinds))):
-        _check(((columns[name] >= 0) & (columns[name] < count)).all(), name)
+        _check(((columns[name] >= 0) & (columns[name] < count)).all())
     offset, size = columns["offset"], columns["size"]
     # In this order, so that nothing overflows.
-    _check(((offset >= BLOCK) & (size > 0) & (size <= summary.size) & (offset <= summary.size - size)).all(), "spans")
+    _check(((offset >= BLOCK) & (size > 0) & (size <= summary.size) & (offset <= summary.size - size)).all())
     keys = [text[start:end].decode() for start, end in zip(starts[:-1].tolist(), ends.tolist(), strict=True)]
     return Table(keys, kinds, **columns)
 
 
-def _check(possible: bool | np.bool_, what: str) -> None:
+def _check(possible: bool | np.bool_) -> None:
+    """Raise ValueError unless what a file says is possible."""
     if not possible:
-        raise ValueError(f"impossible {what}")
+        raise ValueError

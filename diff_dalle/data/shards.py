@@ -162,13 +162,6 @@ class ShardFiles:
             return _read_ahead(shard.path, (shard.size, shard.tag))
         return functools.partial(self.read, shard)
 
-    def headers(self, shard: Shard) -> Read:
-        """As ``consecutive``, for indexing: a local shard is not checked for changes at each read."""
-        if shard.is_copied:
-            return self.consecutive(shard)
-        with storage.explained(shard.path):
-            return _Open(storage.local_path(shard.path)).read
-
     def _open_copy(self, path: str, tag: str) -> _Open:
         """A copy, to be read once. It may be removed for another one until it is open."""
         path = path if storage.is_remote(path) else os.path.abspath(storage.local_path(path))  # names are absolute
@@ -179,21 +172,18 @@ class ShardFiles:
                     file = _Open(known)
                     storage.mark_used(known)
                     return file
-                self._say_small(path)
+                if not self._said_small:
+                    self._said_small = True
+                    log.warning(
+                        "%s is copied again, since its copy was removed from %s while in use: shard_cache_gb is too "
+                        "small for the shards that are read at the same time",
+                        redact(path),
+                        self.cache_dir,
+                    )
             known = storage.fetch_to_cache(path, self.cache_dir, self.cache_bytes, tag)
             self._copies[path, tag] = known
         remedy = f"raise {named('shard_cache_gb')}"
         raise InputError(f"{self.cache_dir} is too small for all processes that share it: {remedy}")
-
-    def _say_small(self, path: str):
-        if not self._said_small:
-            self._said_small = True
-            log.warning(
-                "%s is copied again, since its copy was removed from %s while in use: shard_cache_gb is too small for "
-                "the shards that are read at the same time",
-                redact(path),
-                self.cache_dir,
-            )
 
     def examine(self, path: str) -> Shard:
         """The present state of a file, which is copied when parts of it cannot be read in place."""

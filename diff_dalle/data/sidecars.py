@@ -13,20 +13,9 @@ import numpy as np
 from .. import storage
 from ..config import Fault, InputError, quantity
 from ..images.decode import BrokenSample
-from .arrays import (
-    MAX_HEADER,
-    ArrayHeader,
-    MissingEmbedding,
-    Shape,
-    as_float,
-    check_embedding,
-    described,
-    fit_embedding,
-    parse_header,
-)
+from .arrays import MAX_HEADER, ArrayHeader, MissingEmbedding, Shape, described, parse_header, usable_embedding
 from .shards import Shard, ShardFiles
 
-THREADS = 16  # they wait for disks and networks, not for each other
 _FIELD = re.compile(r"\{(?:(name)|:0?(\d+)d?)?\}")
 
 
@@ -122,7 +111,7 @@ class SidecarFiles:
         self.sidecar, self.shape, self.files = sidecar, shape, files
         remedy = "use {name}, or a pattern without a folder, which stands for a file beside the shard"
         paths = sidecar.paths([shard for shard, count in zip(shards, samples, strict=True) if count], remedy)
-        opened = storage.in_parallel(self._open, list(paths.values()), THREADS)
+        opened = storage.in_parallel(self._open, list(paths.values()))
         arrays = dict(zip(paths, opened, strict=True))
         self._arrays = [arrays.get(shard) for shard in shards]
         self.absent = {i: paths[shard] for i, shard in enumerate(shards) if shard in paths and not arrays[shard]}
@@ -174,5 +163,4 @@ class SidecarFiles:
         data = self.files.read(array.file, start, size)
         if len(data) < size:
             raise BrokenSample(f"its embedding is beyond the end of {array.file.path}")
-        values = np.frombuffer(data, header.dtype).reshape(wanted)
-        return check_embedding(fit_embedding(as_float(header, values), self.shape))
+        return usable_embedding(header, np.frombuffer(data, header.dtype).reshape(wanted), self.shape)

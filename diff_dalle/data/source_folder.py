@@ -16,7 +16,7 @@ import math
 import os
 import posixpath
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .. import storage
@@ -137,31 +137,29 @@ class SourceFolder:
 
     def _read_metadata(self, name: str, column: str) -> None:
         """Give each picture the rows that name it. Several rows of one picture are several captions of it."""
-        folder = posixpath.dirname(name)
-        numbered = self._rows(name)
-        rows = [row for _, row in numbered if isinstance(row, dict)]
-        bad = [(number, row) for number, row in numbered if not isinstance(row, dict)]
-        self.account.rows += [(f"{name}, line {number}", *why) for number, why in bad]
-        if bad and not rows:
-            raise InputError(f"{name}, line {bad[0][0]} {bad[0][1][0].value}, and no other line can be read")
-        for required in ("file_name", column):
-            if rows and not any(required in row for row in rows):
-                hint = f"; set {named('caption_column')} to the field with the captions" if required == column else ""
-                found = ", ".join(map(str, rows[0]))
-                raise InputError(f"{name} in {named('source')} has no field {required!r}, only {found}{hint}")
-        for number, row in numbered:
-            if isinstance(row, dict):
-                self._take(row, f"{name}, line {number}", name, folder, column)
-
-    def _rows(self, name: str) -> list[tuple[int, dict | tuple[RowReason, str]]]:
         try:
             text = storage.decode_text(storage.read_bytes(os.path.join(self.root, name)), "surrogateescape")
         except UnicodeDecodeError:
             raise InputError(f"{name} in {named('source')} is not UTF-8 text: save it as UTF-8") from None
-        return list(_csv_rows(text) if name.endswith(".csv") else _json_rows(text))
+        bad: list[tuple[str, RowReason, str]] = []
 
-    def _take(self, row: dict, where: str, metadata: str, folder: str, column: str) -> None:
-        given = row.get("file_name")
+        def refuse(number: int, reason: RowReason, detail: str = "") -> None:
+            bad.append((f"{name}, line {number}", reason, detail))
+
+        rows = dict(_csv_rows(text, refuse) if name.endswith(".csv") else _json_rows(text, refuse))
+        self.account.rows += bad
+        if bad and not rows:
+            raise InputError(f"{bad[0][0]} {bad[0][1].value}, and no other line can be read")
+        for required in ("file_name", column):
+            if rows and not any(required in row for row in rows.values()):
+                hint = f"; set {named('caption_column')} to the field with the captions" if required == column else ""
+                found = ", ".join(map(str, next(iter(rows.values()))))
+                raise InputError(f"{name} in {named('source')} has no field {required!r}, only {found}{hint}")
+        for number, row in rows.items():
+            self._take(row, f"{name}, line {number}", name, column)
+
+    def _take(self, row: dict, where: str, metadata: str, column: str) -> None:
+        given, folder = row.get("file_name"), posixpath.dirname(metadata)
         if not isinstance(given, str) or not given:
             self.account.rows.append((where, RowReason.NO_NAME, ""))
             return
@@ -205,16 +203,22 @@ def _is_nearly_metadata(base: str) -> bool:
     return known or bool(difflib.get_close_matches(base.lower(), METADATA, 1, NEARLY))
 
 
-def _json_rows(text: str) -> Iterator[tuple[int, dict | tuple[RowReason, str]]]:
-    """Line number, and the object in the line or what is wrong with it. Lines end with a line feed only: json may hold
-    the other characters that Python takes for line ends. Numbers that json does not know, such as NaN, become null."""
+def _json_rows(text: str, refuse: Callable[[int, RowReason], None]) -> Iterator[tuple[int, dict]]:
+    """Line number, and the object in the line. refuse: told of the lines without one.
+
+    Lines end with a line feed only: json may hold the other characters that Python takes for line ends. Numbers that
+    json does not know, such as NaN, become null.
+    """
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line, parse_constant=lambda name: None, parse_float=_finite)
             except (ValueError, RecursionError):
                 row = None
-            yield number, row if isinstance(row, dict) else (RowReason.NOT_JSON, "")
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                refuse(number, RowReason.NOT_JSON)
 
 
 def _finite(text: str) -> float | None:
@@ -222,9 +226,9 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _csv_rows(text: str) -> Iterator[tuple[int, dict | tuple[RowReason, str]]]:
-    """Line number, and the row that starts there or what is wrong with it; reading goes on in the next line, so that an
-    open quote costs one row. Fields beyond the header are the list ``more``."""
+def _csv_rows(text: str, refuse: Callable[[int, RowReason, str], None]) -> Iterator[tuple[int, dict]]:
+    """Line number, and the row that starts there. refuse: told of the lines without one; reading goes on in the next
+    line, so that an open quote costs one row. Fields beyond the header are the list ``more``."""
     lines, header, at = list(io.StringIO(text, newline="")), None, 0
     separator = _separator(lines[0] if lines else "")
     while at < len(lines):
@@ -234,7 +238,7 @@ def _csv_rows(text: str) -> Iterator[tuple[int, dict | tuple[RowReason, str]]]:
             fields = next(reader)
             at += reader.line_num
         except csv.Error as error:
-            yield number, (RowReason.NOT_CSV, f"{error}: is a quote left open?")
+            refuse(number, RowReason.NOT_CSV, f"{error}: is a quote left open?")
             at += 1
             continue
         if header is None:

@@ -5,6 +5,7 @@ Nothing is kept: each start lists them anew.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import fnmatch
 import glob
@@ -24,7 +25,7 @@ DATA_DIR = named("data_dir")  # in messages, unless the sources are those of ano
 EXPANDED = "expand:"  # before pipe:COMMAND, asks for the expansion of its braces
 
 
-def find_shards(sources: Sequence[str] | str, flag: str = DATA_DIR) -> list[str]:
+def find_shards(sources: Sequence[str], flag: str = DATA_DIR) -> list[str]:
     """The shards of all sources, in order.
 
     A source is a folder (all ``TARS`` in it and its subfolders), a tar, a glob, a brace range ``{00000..00099}.tar``,
@@ -33,10 +34,9 @@ def find_shards(sources: Sequence[str] | str, flag: str = DATA_DIR) -> list[str]
     holds a list of sources; one from elsewhere cannot name commands. Raises InputError naming ``flag`` for a source
     that does not exist or holds no shard.
     """
-    sources = [source for source in ([sources] if isinstance(sources, str) else sources) if source]
-    if not sources:
+    if not any(sources):
         raise InputError(f"{flag} is not set: name a folder with .tar shards")
-    return [shard for source in sources for shard in _expand(source, flag)]
+    return [shard for source in sources if source for shard in _expand(source, flag)]
 
 
 def _expand(source: str, flag: str) -> list[str]:
@@ -214,21 +214,19 @@ class ShardRange:
         step = 1
         while exists(self.start + step):
             step *= 2
-        low, high = self.start + step // 2, self.start + step  # one that exists, and one that does not
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if exists(middle) else (low, middle)
+        left = range(self.start + step // 2 + 1, self.start + step)  # between one that exists and one that does not
+        last = left.start - 1 + bisect.bisect_left(left, True, key=lambda number: not exists(number))
         if scheme == "pipe":
-            if low - self.start >= MOST_UNLISTED:  # it sends something whatever the number is
+            if last - self.start >= MOST_UNLISTED:  # it sends something whatever the number is
                 self._all()
             log.warning(
                 "the last of the shards %s is %s, as %s of the command show if none before it is missing; if one is, "
                 "set end_shard to the last one",
                 redact(self.template),
-                f"{low:0{self.width}d}",
+                f"{last:0{self.width}d}",
                 quantity(len(asked), "start"),
             )
-        return low
+        return last
 
 
 def _sends(path: str) -> bool:

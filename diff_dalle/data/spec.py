@@ -6,16 +6,16 @@ object, a function at module level, a ``functools.partial`` of one, but no lambd
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from torch import Tensor
 
 from ..config import InputError
 from ..images.decode import BrokenSample, Size
 from ..images.transforms import Window
-from .arrays import KINDS, Grid, Shape
+from .arrays import Grid, Shape, read_embedding
 from .captions import caption_kind
 from .filters import Filter
 from .shard_table import IMAGE
@@ -49,8 +49,6 @@ class ImageSpec:
     read: bool = True
 
     def __post_init__(self):
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise InputError(f"the image size is {self.size}, but must be a height and a width of at least 1 pixel")
         if self.channels not in (1, 3):
             raise InputError(f"images have {self.channels} channels, but must have 3 (RGB) or 1 (gray)")
         if self.window:
@@ -121,17 +119,16 @@ class EmbeddingSpec:
     grid: Grid | None = None
     stored: bool = False
 
-    def __post_init__(self):
-        if self.width < 1 or self.length < 0:
-            raise InputError(
-                f"the width of an embedding is {self.width} and its length {self.length}, but they must be at least 1 "
-                "and 0"
-            )
-        if isinstance(self.source, str) and not re.fullmatch(rf"([^./]+\.)*({'|'.join(KINDS)})", self.source.lower()):
-            raise InputError(
-                f"the source of an embedding is {self.source!r}, but must be the extension of a member, such as npy, "
-                "img_emb.npy or safetensors, or a Sidecar"
-            )
+    @property
+    def member(self) -> str:
+        """The kind of the member that holds it; "" = a sidecar does."""
+        return self.source.lower() if isinstance(self.source, str) else ""
+
+    def read(self, members: Mapping[str, bytes], stored: Mapping[Sidecar, np.ndarray]) -> np.ndarray:
+        """That of a sample with these parts. Raises BrokenSample for one that cannot be used."""
+        if isinstance(self.source, Sidecar):
+            return stored[self.source]
+        return read_embedding(self.member, members[self.member], self.shape)
 
     @property
     def shape(self) -> Shape:
@@ -210,7 +207,9 @@ class SampleSpec:
 
     num_classes: above 0, the ``cls`` member holds a class, an integer below it, which fills ``Conditioning.labels``.
 
-    Raises InputError for a spec that asks for nothing or fills a field twice.
+    control:     of an image that is read.
+
+    Raises InputError for a spec that fills a field twice.
     """
 
     image: ImageSpec | None = None
@@ -221,16 +220,10 @@ class SampleSpec:
     control: ControlSpec | None = None
 
     def __post_init__(self):
-        if self.control and not (self.image and self.image.read):
-            raise InputError("a control belongs to an image, but the spec asks for none")
         filled = [name for caption in self.read_captions for name in caption.fields]
         filled += [name for embedding in self.embeddings for name in embedding.fields]
-        if not (self.image or filled or self.num_classes):
-            raise InputError("a sample must hold something: an image, a caption, a class or an embedding")
-        for names, what in ((filled, "fields"), ([each.name for each in self.filters], "filters")):
-            twice = {name for name in names if names.count(name) > 1}
-            if twice:
-                raise InputError(f"the {what} of a sample must have different names, but {min(twice)} occurs twice")
+        if twice := {name for name in filled if filled.count(name) > 1}:
+            raise InputError(f"the fields of a sample must have different names, but {min(twice)} occurs twice")
         shapes = {(each.source, each.shape) for each in self.embeddings if isinstance(each.source, Sidecar)}
         if len(shapes) > len(self.sidecars):
             raise InputError("the embeddings of one Sidecar have one width and length, but the spec gives two")
@@ -263,7 +256,7 @@ class SampleSpec:
             unread |= set() if self.read_captions else {kind}
         if self.num_classes:
             members["cls"] = "labels"
-        members |= {each.source.lower(): "embeddings" for each in self.embeddings if isinstance(each.source, str)}
+        members |= {each.member: "embeddings" for each in self.embeddings if each.member}
         if self.control:
             members[self.control.member.lower()] = "controls"
         if self.filters:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ import numpy as np
 from ..config import InputError, named, quantity, redact
 from ..distributed.world import ALONE, World
 from ..images.decode import BrokenSample, image_size
-from .filters import Filter, Verdict, verdicts
+from .filters import REASONS, Filter, Verdict, verdicts
 from .index import Indexed, read_table, shared, table_folders, writable_file
 from .shard_table import IMAGE, Table, alternatives, load_column, save_column
 from .shards import Read, ShardFiles
@@ -40,12 +39,12 @@ class Survey:
     """The answers for the samples of one shard that have the required members.
 
     kept:     bool [samples], whether all filters accept them.
-    rejected: by filter, the number of samples by verdict, without the accepted ones.
+    verdicts: int [filters, verdicts], numbers of samples.
     sizes:    int32 [kept samples, 2] height and width, 0 = unreadable; None = not wanted.
     """
 
     kept: np.ndarray
-    rejected: tuple[Counter[Verdict], ...]
+    verdicts: np.ndarray
     sizes: np.ndarray | None
 
 
@@ -61,9 +60,9 @@ def rejections(filters: Sequence[Filter], surveys: Sequence[Survey]) -> list[str
     """A line for each filter: how many samples it rejects, and why."""
     total = quantity(sum(len(each.kept) for each in surveys), "sample")
     lines = []
-    for each, reasons in zip(filters, _reasons(filters, surveys), strict=True):
-        said = ", ".join(f"{count:,} {verdict.reason}" for verdict, count in sorted(reasons.items()))
-        lines.append(f"filter {each.text!r}: rejects {reasons.total():,} of {total}" + (f" ({said})" if said else ""))
+    for each, counts in zip(filters, _rejected(surveys), strict=True):
+        said = ", ".join(f"{count:,} {reason}" for count, reason in zip(counts, REASONS, strict=True) if count)
+        lines.append(f"filter {each.text!r}: rejects {counts.sum():,} of {total}" + (f" ({said})" if said else ""))
     return lines
 
 
@@ -71,17 +70,17 @@ def check_kept(filters: Sequence[Filter], surveys: Sequence[Survey]) -> None:
     """Raise InputError when the filters reject all samples, naming the one that rejects the most."""
     if not filters or any(each.kept.any() for each in surveys):
         return
-    counts = [reasons.total() for reasons in _reasons(filters, surveys)]
-    worst = counts.index(max(counts))
+    counts = _rejected(surveys).sum(1)
+    worst = int(counts.argmax())
     alone = counts[worst] == sum(len(each.kept) for each in surveys)
     rest = "" if alone else "; with the other filters it leaves none"
     said = rejections(filters, surveys)[worst]
     raise InputError(f"{named('dataset_filters')} rejects all samples: {said}{rest}; change it")
 
 
-def _reasons(filters: Sequence[Filter], surveys: Sequence[Survey]) -> list[Counter[Verdict]]:
-    """What each filter rejects, over all shards."""
-    return [sum((survey.rejected[i] for survey in surveys), Counter()) for i in range(len(filters))]
+def _rejected(surveys: Sequence[Survey]) -> np.ndarray:
+    """The number of samples that each filter rejects for each of ``REASONS``, over all shards: [filters, reasons]."""
+    return np.sum([survey.verdicts for survey in surveys], axis=0)[:, 1:]
 
 
 class _Surveyor:
@@ -92,14 +91,13 @@ class _Surveyor:
     def survey(self, entry: Indexed) -> Survey:
         table = read_table(entry.shard, entry.table, self.files)
         rows = table.select(self.required.members).rows
-        kept, rejected = np.ones(len(rows), dtype=bool), []
-        for column in self._verdicts(entry, table):
+        kept, counts = np.ones(len(rows), dtype=bool), np.zeros((len(self.required.filters), len(Verdict)), dtype=int)
+        for i, column in enumerate(self._verdicts(entry, table)):
             here = column[rows, 0]
             kept &= here == Verdict.ACCEPTED
-            counts = np.bincount(here, minlength=len(Verdict)).tolist()
-            rejected.append(Counter({verdict: counts[verdict] for verdict in Verdict if verdict and counts[verdict]}))
+            counts[i] = np.bincount(here, minlength=len(Verdict))[: len(Verdict)]
         sizes = self._sizes(entry, table)[rows[kept]] if self.required.sizes else None
-        return Survey(kept, tuple(rejected), sizes)
+        return Survey(kept, counts, sizes)
 
     def _verdicts(self, entry: Indexed, table: Table) -> list[np.ndarray]:
         """What each filter says about every sample of the tar: uint8 [samples, 1] each."""

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.util import Finalize
 from types import TracebackType
@@ -54,40 +53,30 @@ def worker_count(setting: int | None, device: torch.device, beside: int) -> int:
     return 2 if device.type == "cpu" else min(MAX_WORKERS, max(2, usable_cores() // beside - 1))
 
 
-@dataclass(frozen=True)
-class Workers:
-    """Worker processes of one iterator.
-
-    count:    number of processes; 0 = chunks are prepared in this process.
-    prefetch: chunks prepared in advance by all workers together.
-    start:    their start method, or "default".
-    timeout:  seconds without a chunk after which the run ends.
-    pin:      whether tensors are copied to pinned memory, from which a GPU reads faster.
-    """
-
-    count: int
-    prefetch: int
-    start: str
-    timeout: float
-    pin: bool
-
-
 def prepared(
-    samples: Samples, positions: Iterable[list[int]], workers: Workers, should_stop: Callable[[], bool]
+    samples: Samples,
+    positions: Iterable[list[int]],
+    workers: int,
+    prefetch: int,
+    pin: bool,
+    should_stop: Callable[[], bool],
 ) -> Generator[Chunk, None, None]:
     """The chunk of samples at each list of positions, in order. The workers end when the iterator is closed.
 
+    workers:     number of processes; 0 = chunks are prepared in this process.
+    prefetch:    chunks prepared in advance by all workers together.
+    pin:         whether tensors are copied to pinned memory, from which a GPU reads faster.
     should_stop: asked several times a second while waiting for workers; the iterator ends when it returns True.
     Raises InputError when a worker dies or none delivers within the time-out.
     """
-    if not workers.count:
+    if not workers:
         for each in positions:
             if should_stop():
                 return
             here = samples.__getitems__(each)
-            yield here.pin_memory() if workers.pin else here
+            yield here.pin_memory() if pin else here
         return
-    feeder = _Feeder(samples, positions, workers)
+    feeder = _Feeder(samples, positions, workers, prefetch, pin)
     atexit.register(feeder.close)
     try:
         while (chunk := feeder.receive(should_stop)) is not None:
@@ -104,10 +93,11 @@ class _Feeder:
     neither yes nor no.
     """
 
-    def __init__(self, samples: Samples, positions: Iterable[list[int]], workers: Workers):
-        self.workers = workers
-        _allow_open_files(FILES_BESIDE + FILES_PER_CHUNK * (max(workers.prefetch, 2 * workers.count) + AHEAD))
-        method = multiprocessing.get_start_method() if workers.start == "default" else workers.start
+    def __init__(self, samples: Samples, positions: Iterable[list[int]], workers: int, prefetch: int, pin: bool):
+        config = samples.recipe.config
+        self.timeout = config.data_timeout
+        _allow_open_files(FILES_BESIDE + FILES_PER_CHUNK * (max(prefetch, 2 * workers) + AHEAD))
+        method = multiprocessing.get_start_method() if config.worker_start == "default" else config.worker_start
         if method != "fork":
             resource_tracker.ensure_running()  # started with the first worker, it would let signals through too early
         with _own_handler_for_dead_children(), _signals_delayed():
@@ -116,10 +106,10 @@ class _Feeder:
                     samples,
                     batch_sampler=positions,
                     collate_fn=_collate,
-                    pin_memory=workers.pin,
+                    pin_memory=pin,
                     timeout=POLL_SECONDS,
-                    num_workers=workers.count,
-                    prefetch_factor=max(2, -(-workers.prefetch // workers.count)),
+                    num_workers=workers,
+                    prefetch_factor=max(2, -(-prefetch // workers)),
                     worker_init_fn=_start_worker,
                     multiprocessing_context=method,
                     generator=torch.Generator(),  # its draws have no effect, but must not come from the global one
@@ -150,7 +140,7 @@ class _Feeder:
 
     def receive(self, should_stop: Callable[[], bool]) -> Chunk | None:
         """The next chunk, or None after the last one and when the run is to stop."""
-        deadline = time.monotonic() + self.workers.timeout
+        deadline = time.monotonic() + self.timeout
         while True:
             try:
                 chunk = self.received.get(timeout=POLL_SECONDS)
@@ -180,7 +170,7 @@ class _Feeder:
         number = self.source._task_info[self.source._rcvd_idx][0]  # of the worker whose turn it is
         return InputError(
             f"the data worker with process number {self.source._workers[number].pid} has delivered nothing for "
-            f"{self.workers.timeout:g} s: it is stopped, or its storage does not answer ({named('data_timeout')} sets "
+            f"{self.timeout:g} s: it is stopped, or its storage does not answer ({named('data_timeout')} sets "
             "how long to wait)"
         )
 

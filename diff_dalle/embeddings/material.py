@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,42 +82,17 @@ class EmbeddingsConfig:
         yield from faults_of(lambda: caption_kind(self.caption_field))
 
 
-class Encoders:
-    """Threads that encode batches. On a CPU each batch is the work of one thread and all cores have a batch of their
-    own: with several threads for one batch, the last digits would depend on their number, and so on that of the
-    processes."""
-
-    def __init__(self, device: torch.device):
-        on_cpu = device.type == "cpu"
-        self.count = torch.get_num_threads() if on_cpu else 1
-        self.pool = ThreadPoolExecutor(self.count, initializer=self._begin if on_cpu else None)
-
-    @staticmethod
-    def _begin() -> None:
-        torch.set_num_threads(1)  # of the thread that calls it
-
-
-@dataclass(frozen=True)
-class Form:
-    """How the files of embeddings are made.
-
-    out_dir: the folder in which each kind gets one of its own. batch_size: samples that are encoded at once. dtype,
-    index_width: as in ``Record``.
-    """
-
-    out_dir: str
-    dtype: str
-    batch_size: int
-    index_width: int = 0
-
-
 class Material(ABC):
     """The samples of shards of which some kinds of embeddings are made.
 
-    records:   of their folders, by kind. paths: of the file of each shard, by kind.
+    out_dir:   the folder in which each kind gets one of its own. batch_size: samples that are encoded at once.
+    records:   of their folders, by kind, of one type and ``index_width``. paths: of the file of each shard, by kind.
     precision: of the encoders.
+    threads:   that encode batches, of ``pool``. On a CPU each batch is the work of one thread and all cores have a
+               batch of their own: with several threads for one batch, the last digits would depend on their number, and
+               so on that of the processes.
     one:       what a sample must have, for messages.
-    place:     the setting of ``form.out_dir``.
+    place:     the setting of ``out_dir``.
     apart:     what to change where two shards would share a file; finer: where a value is not finite.
     """
 
@@ -127,12 +102,20 @@ class Material(ABC):
     finer: str
 
     def __init__(
-        self, form: Form, collection: Collection, records: Mapping[str, Record], precision: str, device: torch.device
+        self,
+        out_dir: str,
+        batch_size: int,
+        collection: Collection,
+        records: Mapping[str, Record],
+        precision: str,
+        device: torch.device,
     ):
-        self.form, self.collection, self.precision = form, collection, precision
+        self.out_dir, self.batch_size, self.collection, self.precision = out_dir, batch_size, collection, precision
         shards = {shard_name(shard.path): shard.size for shard in collection.shards}
         self.records = {kind: replace(record, shards=shards) for kind, record in records.items()}
-        self.encoders = Encoders(device)
+        on_cpu = device.type == "cpu"
+        self.threads = torch.get_num_threads() if on_cpu else 1
+        self.pool = ThreadPoolExecutor(self.threads, initializer=_use_one_thread if on_cpu else None)
         self.paths = {kind: self._paths(kind) for kind in records}
 
     @abstractmethod
@@ -148,94 +131,83 @@ class Material(ABC):
         return members
 
     def folder(self, kind: str) -> str:
-        return storage.join(self.form.out_dir, NAMES[kind])
+        return storage.join(self.out_dir, NAMES[kind])
 
     def _paths(self, kind: str) -> list[str]:
         sidecar = Sidecar(storage.join(self.folder(kind), self.records[kind].pattern))
         return list(sidecar.paths([shard.path for shard in self.collection.shards], self.apart).values())
 
 
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)  # of the thread that calls it
+
+
 class ClipMaterial(Material):
     """Members of the shards that a CLIP encodes.
 
-    purpose:   what they hold, for messages. made_from: the same, for the records.
+    members: their kind, and what they hold, for messages. made_from: the same, for the records.
     """
 
-    purpose: str
     place = named("out_dir")
     finer = f"set {named('precision')} fp32, or {named('dtype')} float32"
     apart = f"set {named('name_by')} name, or give each folder of shards an {named('out_dir')} of its own"
 
-    def __init__(self, config: EmbeddingsConfig, clip: Clip, kinds: Sequence[str], world: World):
+    def __init__(
+        self,
+        config: EmbeddingsConfig,
+        clip: Clip,
+        kinds: Sequence[str],
+        members: Mapping[str, str],
+        made_from: str,
+        world: World,
+    ):
         self.config, self.clip = config, clip
         files = ShardFiles(index_cache=config.index_cache)
-        collection = collect(config.data_dir, Required({self.member: self.purpose}), files, world=world)
-        form = Form(config.out_dir, config.dtype, config.batch_size, config.index_width)
-        records = {kind: self._record(kind) for kind in kinds}
-        super().__init__(form, collection, records, clip.precision, world.device)
-
-    @property
-    @abstractmethod
-    def member(self) -> str:
-        """The kind of the members."""
-
-    @property
-    @abstractmethod
-    def made_from(self) -> str: ...
-
-    @abstractmethod
-    def part(self, data: bytes) -> Any:
-        """``read``, of the member."""
-
-    def read(self, shard: int, member: int, raw: Raw) -> Any:
-        return self.part(raw.members[self.member])
-
-    def _record(self, kind: str) -> Record:
-        config, clip = self.config, self.clip
-        return Record(
-            what=kind,
-            clip=redact(clip.name),
-            identity=clip.identity,
-            shape=(clip.text_length, clip.text_width) if kind == "text_states" else (clip.embed_dim,),
-            dtype=config.dtype,
-            pattern=f"{NAMES[kind]}_{{{'name' if config.name_by == 'name' else ''}}}.npy",
-            index_width=config.index_width,
-            made_from=self.made_from,
-            counts={},
-            missing={},
-        )
+        collection = collect(config.data_dir, Required(members), files, world=world)
+        shapes = {kind: (clip.embed_dim,) for kind in kinds} | {"text_states": (clip.text_length, clip.text_width)}
+        records = {
+            kind: Record(
+                what=kind,
+                clip=redact(clip.name),
+                identity=clip.identity,
+                shape=shapes[kind],
+                dtype=config.dtype,
+                pattern=f"{NAMES[kind]}_{{{'name' if config.name_by == 'name' else ''}}}.npy",
+                index_width=config.index_width,
+                made_from=made_from,
+                counts={},
+                missing={},
+            )
+            for kind in kinds
+        }
+        super().__init__(config.out_dir, config.batch_size, collection, records, clip.precision, world.device)
 
 
 class Images(ClipMaterial):
-    member = IMAGE
-    purpose, one = "images", "an image"
+    one = "an image"
 
-    @property
-    def made_from(self) -> str:
-        size = self.clip.image_size
-        return f"images, the shorter side resized to {size} pixels, center crop of {size} × {size}"
+    def __init__(self, config: EmbeddingsConfig, clip: Clip, world: World):
+        size = clip.image_size
+        made_from = f"images, the shorter side resized to {size} pixels, center crop of {size} × {size}"
+        super().__init__(config, clip, ["image"], {IMAGE: "images"}, made_from, world)
 
-    def part(self, data: bytes) -> np.ndarray:
+    def read(self, shard: int, member: int, raw: Raw) -> np.ndarray:
         size = (self.clip.image_size,) * 2
-        return center_crop(*decode_image(data, self.config.max_pixels, size), size)
+        return center_crop(*decode_image(raw.members[IMAGE], self.config.max_pixels, size), size)
 
     def encode(self, parts: Sequence) -> Mapping[str, np.ndarray]:
         return {"image": self.clip.encode_images(from_uint8(np.stack(parts))).cpu().numpy()}
 
 
 class Texts(ClipMaterial):
-    purpose, one = "captions", "a caption"
+    one = "a caption"
 
-    @property
-    def member(self) -> str:
-        return caption_kind(self.config.caption_field)
+    def __init__(self, config: EmbeddingsConfig, clip: Clip, kinds: Sequence[str], world: World):
+        self.member = caption_kind(config.caption_field)
+        super().__init__(config, clip, kinds, {self.member: "captions"}, captions_of(config.caption_field), world)
 
-    @property
-    def made_from(self) -> str:
-        return captions_of(self.config.caption_field)
-
-    def part(self, data: bytes) -> str:
-        return read_caption(data, self.config.caption_field)
+    def read(self, shard: int, member: int, raw: Raw) -> str:
+        return read_caption(raw.members[self.member], self.config.caption_field)
 
     def encode(self, parts: Sequence) -> Mapping[str, np.ndarray]:
         embedding, states, _ = self.clip.encode_text(parts)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..data.aspect_buckets import parse_ratio, size_of
+from ..data.buckets import parse_ratio, size_of
 from ..evaluation.report import Figure, Report, Section
 from ..images.grid import image_grid
 from ..worlds.shapes.prompts import ShapePrompt

@@ -11,6 +11,7 @@ To add a kind of storage: a class with the methods of ``Local`` in a file of thi
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import shutil
@@ -21,7 +22,6 @@ from typing import BinaryIO, TypeVar
 
 from ..config import InputError
 from .copies import GZIP, chunks, fetch, mark_used
-from .encoding import decode_text
 from .failures import ChangedError, FailedCommandError, UnavailableError, explained, full_disk, is_missing, no_space
 from .http import Http
 from .hub import Hub
@@ -49,7 +49,6 @@ __all__ = [
     "is_remote",
     "join",
     "list_files",
-    "list_with_stats",
     "local_path",
     "make_dirs",
     "mark_used",
@@ -104,27 +103,17 @@ _listed: dict[str, tuple[float, State]] = {}
 LISTED_SECONDS = 60.0
 
 
-def _list(folder: str, recursive: bool) -> list[FileInfo]:
-    found = _repeated(folder, lambda: list(_backend(folder).list_files(folder, recursive)))
-    now = time.monotonic()
-    for path in [path for path, (since, _) in _listed.items() if now - since > LISTED_SECONDS]:
-        _listed.pop(path, None)  # another thread may have been faster
-    _listed.update((info.path, (now, (info.size, info.tag))) for info in found if info.size >= 0)
-    return sorted(info for info in found if not split(info.path)[1].startswith("."))
-
-
 def list_files(folder: str, recursive: bool = False) -> list[str]:
     """The files of a folder, sorted, without hidden ones; recursive: including subfolders.
 
     Subfolders that cannot be read are left out and named in the log.
     """
-    return [info.path for info in _list(folder, recursive)]
-
-
-def list_with_stats(folder: str, recursive: bool = False) -> list[FileInfo]:
-    """``list_files`` with the size and tag of each file, which an object store gives without further requests."""
-    found = _list(folder, recursive)
-    return [info if info.size >= 0 else FileInfo(info.path, *size_and_tag(info.path)) for info in found]
+    found = _repeated(folder, lambda: list(_backend(folder).list_files(folder, recursive)))
+    now = time.monotonic()
+    for path in [path for path, (since, _) in _listed.items() if now - since > LISTED_SECONDS]:
+        _listed.pop(path, None)  # another thread may have been faster
+    _listed.update((info.path, (now, (info.size, info.tag))) for info in found if info.size >= 0)
+    return sorted(info.path for info in found if not split(info.path)[1].startswith("."))
 
 
 def size_and_tag(path: str, listed: bool = False) -> State:
@@ -162,6 +151,26 @@ def read_bytes(path: str, offset: int = 0, size: int | None = None, state: State
             if state != UNKNOWN and is_missing(error):
                 raise ChangedError(f"{path} was removed while it was in use") from error
             raise
+
+
+# UTF-32 first: its little-endian mark begins with that of UTF-16.
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def decode_text(data: bytes, errors: str = "strict") -> str:
+    """Bytes → text, without its byte order mark: UTF-8, or what the mark says (The Unicode Standard 16.0, section 23.8,
+    table 23-7). errors: what ``bytes.decode`` does with other bytes.
+
+    Raises UnicodeDecodeError, a ValueError, for bytes in any other encoding: which one is never guessed.
+    """
+    encoding = next((name for mark, name in MARKS if data.startswith(mark)), "utf-8")
+    return data.decode(encoding, errors)
 
 
 def read_text(path: str, limit: int | None = None) -> str:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import shutil
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from ..config import InputError
@@ -77,14 +78,19 @@ def _download(backend, url: str, target: str, limit_bytes: int, tag: str, began:
     growth = min(GROWTH, limit_bytes // 8)
     try:
         with stream, open(temporary, "xb") as file:
-            source = _Source(stream, url, size)
-            reserved, known = 0, -1 if source.is_packed else size
-            for chunk in source.chunks():
+            with explained(url):
+                first = stream.read(CHUNK)
+            content, reserved, known = _plain(first, stream, url, size), 0, size
+            if first.startswith(GZIP):
+                content, known = _unpacked(content, url), -1
+            for chunk in content:
                 if file.tell() + len(chunk) > reserved:
                     reserved = file.tell() + max(growth, len(chunk)) if known < 0 else known
                     file.truncate(reserved)  # so that other downloads count it
                     _make_room(folder, limit_bytes)
-                    _check_space(folder, reserved - file.tell(), f"{url}, of which {file.tell():,} bytes were written")
+                    if reserved - file.tell() > (free := shutil.disk_usage(folder).free):
+                        copy = f"the copy of {url}, of which {file.tell():,} bytes were written"
+                        raise InputError(f"{folder} has only {free:,} free bytes left for {copy}: use another disk")
                 file.write(chunk)
             file.truncate(file.tell())
             file.flush()
@@ -95,56 +101,35 @@ def _download(backend, url: str, target: str, limit_bytes: int, tag: str, began:
             os.remove(temporary)
 
 
-class _Source:
-    """The content of an open file, unpacked if it is gzipped.
+def _plain(first: bytes, stream: BinaryIO, url: str, size: int) -> Iterator[bytes]:
+    """The content of an open file, of which ``first`` is read. InputError when its end comes after another number of
+    bytes than ``size``, -1 = unknown."""
+    received = 0
+    for chunk in itertools.chain([first], chunks(stream, url)):
+        received += len(chunk)
+        yield chunk
+    if size >= 0 and received != size:
+        raise InputError(f"the download of {url} ended after {received:,} of {size:,} bytes")
 
-    size: of the file in bytes, -1 = unknown. Its end raises InputError when it has another one.
-    """
 
-    def __init__(self, stream: BinaryIO, path: str, size: int):
-        self.stream, self.path, self.size = stream, path, size
-        with explained(path):
-            self._first = stream.read(CHUNK)
-        self.is_packed = self._first.startswith(GZIP)
-
-    def chunks(self) -> Iterator[bytes]:
-        return self._unpacked() if self.is_packed else self._plain()
-
-    def _plain(self) -> Iterator[bytes]:
-        received, chunk = 0, self._first
-        while chunk:
-            received += len(chunk)
+def _unpacked(packed: Iterable[bytes], url: str) -> Iterator[bytes]:
+    """What a gzip file holds: up to a cut or damage, as of tars that are not gzipped. As gzip does, it takes several
+    gzip files one after the other for one, and ignores anything else at the end."""
+    unpacker, ended, given = zlib.decompressobj(GZIP_FORMAT), False, 0
+    for data in packed:
+        while data and not ended:
+            try:
+                chunk = unpacker.decompress(data, CHUNK)  # not more at a time, however well it is packed
+            except zlib.error:
+                log.warning("%s is damaged: its gzip data can be unpacked up to byte %s", url, f"{given:,}")
+                return
+            given += len(chunk)
             yield chunk
-            with explained(self.path):
-                chunk = self.stream.read(CHUNK)
-        if self.size >= 0 and received != self.size:
-            raise InputError(f"the download of {self.path} ended after {received:,} of {self.size:,} bytes")
-
-    def _unpacked(self) -> Iterator[bytes]:
-        """What comes before a cut or damage is given, as by tars that are not gzipped. As gzip does, it takes several
-        gzip files one after the other for one, and ignores anything else at the end."""
-        unpacker, ended, given = zlib.decompressobj(GZIP_FORMAT), False, 0
-        for data in self._plain():
-            while data and not ended:
-                try:
-                    chunk = unpacker.decompress(data, CHUNK)  # not more at a time, however well it is packed
-                except zlib.error:
-                    log.warning("%s is damaged: its gzip data can be unpacked up to byte %s", self.path, f"{given:,}")
-                    return
-                given += len(chunk)
-                yield chunk
-                data, ended = unpacker.unconsumed_tail, unpacker.eof
-                if ended and unpacker.unused_data.startswith(GZIP):
-                    data, unpacker, ended = unpacker.unused_data, zlib.decompressobj(GZIP_FORMAT), False
-        if not ended:
-            log.warning("%s was cut: its gzip data end after unpacked byte %s", self.path, f"{given:,}")
-
-
-def _check_space(folder: str, size: int, what: str) -> None:
-    """Raise InputError unless the disk of ``folder`` has room for ``size`` more bytes."""
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise InputError(f"{folder} has only {free:,} free bytes left for the copy of {what}: use another disk")
+            data, ended = unpacker.unconsumed_tail, unpacker.eof
+            if ended and unpacker.unused_data.startswith(GZIP):
+                data, unpacker, ended = unpacker.unused_data, zlib.decompressobj(GZIP_FORMAT), False
+    if not ended:
+        log.warning("%s was cut: its gzip data end after unpacked byte %s", url, f"{given:,}")
 
 
 def chunks(stream: BinaryIO, path: str) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from ..config import InputError
 from .failures import ChangedError, explained, is_temporary, status_of
+from .local import ReadBySeeking
 from .paths import UNKNOWN, FileInfo, State, stays_inside
 from .retries import SILENT_SECONDS, retry
 
@@ -94,7 +95,7 @@ def _translated(path: str, place: Place) -> Iterator[None]:
         raise InputError(f"{path}: {server()} refuses it: {' '.join(str(error).split())}") from None
 
 
-class Hub:
+class Hub(ReadBySeeking):
     def _file(self, path: str) -> str:
         """The local copy of a file."""
         place = Place.of(path)
@@ -140,11 +141,6 @@ class Hub:
         if state != UNKNOWN and state != (found := retry(path, lambda: self.size_and_tag(path))):
             raise ChangedError(f"{path} has changed: its size and tag were {state}, but are {found}")
         return open(retry(path, lambda: self._file(path)), "rb")
-
-    def read(self, path: str, offset: int, size: int | None, state: State) -> bytes:
-        with self.open_read(path, state) as file:
-            file.seek(offset)
-            return file.read(-1 if size is None else size)
 
     def make_dirs(self, folder: str):
         """Nothing: folders come with their files."""

@@ -11,6 +11,7 @@ import re
 import socket
 import stat
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -58,7 +59,7 @@ def _is_alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass
     return True
 
 
@@ -102,7 +103,20 @@ def open_regular(path: str) -> int:
     return descriptor
 
 
-class Local:
+class ReadBySeeking(ABC):
+    """Base class of backends whose files can be read at any byte."""
+
+    @abstractmethod
+    def open_read(self, path: str, state: State) -> BinaryIO: ...
+
+    def read(self, path: str, offset: int, size: int | None, state: State) -> bytes:
+        with self.open_read(path, state) as file:
+            if offset:  # the output of a command has no other
+                file.seek(offset)
+            return file.read(-1 if size is None else size)
+
+
+class Local(ReadBySeeking):
     def exists(self, path: str) -> bool:
         return os.path.exists(local_path(path))
 
@@ -135,12 +149,6 @@ class Local:
             file.close()
             raise ChangedError(f"{path} has changed since its size and tag were {state}")
         return file
-
-    def read(self, path: str, offset: int, size: int | None, state: State) -> bytes:
-        with self.open_read(path, state) as file:
-            if offset:
-                file.seek(offset)
-            return file.read(-1 if size is None else size)
 
     def make_dirs(self, folder: str):
         os.makedirs(local_path(folder), exist_ok=True)

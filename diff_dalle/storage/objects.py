@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..config import InputError, redact
 from .failures import status_of
-from .paths import UNKNOWN, FileInfo, State
+from .paths import FileInfo, State
 from .remote import Body, RemoteReader, beyond_end, byte_range
 from .retries import CONNECT_SECONDS, SILENT_SECONDS
 
@@ -70,7 +70,7 @@ class S3(RemoteReader):
             reply = client.get_object(**_where(path), **extra)
         except client.exceptions.ClientError as error:
             if status_of(error) == 416:  # the range starts after the end
-                return beyond_end(start, UNKNOWN)
+                return beyond_end(start)
             raise
         total = reply.get("ContentRange", "").rpartition("/")[2]  # of ``bytes 0-0/12345``
         size = int(total) if total else reply["ContentLength"]
@@ -127,7 +127,7 @@ class Blob(RemoteReader):
         buffer = {} if end is None else {"buffer_size": max(1, min(end, state[0]) - start)}
         file = _context().BlobFile(path, "rb", file_size=state[0], **buffer)
         file.seek(start)
-        return Body(file.read, file.close, start, state, beyond=start > state[0])
+        return Body(file.read, file.close, start, state)
 
     def put(self, local: str, path: str):
         _context().copy(local, path, overwrite=True)

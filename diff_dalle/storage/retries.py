@@ -29,6 +29,7 @@ LONGEST_PAUSE = 20.0  # … up to this
 CONNECT_SECONDS = 10.0  # time-out of a connection attempt
 SILENT_SECONDS = 60.0  # time-out without receiving a byte
 NOTED_SECONDS = 5.0  # of failures of a call, after which the log names the server
+THREADS = 16  # at once, which wait for disks and networks, not for each other
 LOOK_SECONDS = 1.0  # pauses end early when the program ends; how often to look
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -123,8 +124,8 @@ def _wait(seconds: float) -> None:
         time.sleep(min(left, LOOK_SECONDS))
 
 
-def in_parallel(call: Callable[[Item], Result], items: Sequence[Item], threads: int) -> Iterator[Result]:
-    """``call(item)`` of each item, in order, at most ``threads`` at once; an error is raised in its turn.
+def in_parallel(call: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """``call(item)`` of each item, in order, at most ``THREADS`` at once; an error is raised in its turn.
 
     When the iteration ends early, by an error or Ctrl-C, no further call starts, and retries end. A pool of
     ``concurrent.futures`` would wait for a server that is away.
@@ -147,7 +148,7 @@ def in_parallel(call: Callable[[Item], Result], items: Sequence[Item], threads: 
 
     for i in range(len(items)):
         left.put(i)
-    for _ in range(min(threads, len(items))):
+    for _ in range(min(THREADS, len(items))):
         threading.Thread(target=work, daemon=True).start()
     try:
         for each in found:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from diff_dalle.batch import Batch
-from diff_dalle.data.aspect_buckets import AspectConfig
+from diff_dalle.data.buckets import AspectConfig
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
 from diff_dalle.data.tar import write_tar

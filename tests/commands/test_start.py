@@ -99,7 +99,7 @@ def test_the_import_of_torch_would_fail(run):
 
 def test_settings_need_no_torch(run):
     modules = (
-        "data.aspect_buckets",
+        "data.buckets",
         "distributed.launch",
         "distributed.sharding_config",
         "worlds.shapes.scenes",

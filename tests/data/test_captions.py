@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from shard_making import Letters, captions_of, load, sample, tar_bytes
+from refusing import refused
+from shard_making import Letters, captions_of, load, make_tar, sample
 
 from diff_dalle import storage
-from diff_dalle.config import InputError, from_dict
+from diff_dalle.config import from_dict
 from diff_dalle.data.captions import caption_kind, is_drawn, read_caption
 from diff_dalle.data.inspection import read_captions
 from diff_dalle.data.loader import DataConfig
@@ -26,10 +27,10 @@ def test_captions_are_texts_or_fields_of_a_json():
 
 
 def test_shards_without_a_usable_caption_are_refused(tmp_path):
-    (tmp_path / "a.tar").write_bytes(tar_bytes([*sample("0", " "), *sample("1", "a star")]))
-    (tmp_path / "b.tar").write_bytes(tar_bytes([*sample("0", " "), *sample("1", "\n")]))
+    make_tar(tmp_path / "a.tar", [*sample("0", " "), *sample("1", "a star")])
+    make_tar(tmp_path / "b.tar", [*sample("0", " "), *sample("1", "\n")])
     assert read_captions([str(tmp_path / "a.tar")], "txt") == ["a star"]
-    with pytest.raises(InputError, match=r"b\.tar holds no caption that is neither empty nor unreadable"):
+    with refused(r"b\.tar holds no caption that is neither empty nor unreadable"):
         read_captions([str(tmp_path / "b.tar")], "txt")
 
 
@@ -92,12 +93,10 @@ def test_it_can_be_told_whether_a_caption_is_drawn():
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_a_byte_order_mark_says_how_to_decode(encoding, tmp_path):
+def test_a_byte_order_mark_says_how_to_decode(encoding):
     text = "a man’s café"
     assert read_caption(text.encode(encoding), "txt") == text
     assert read_caption(json.dumps({"caption": text}, ensure_ascii=False).encode(encoding), "json:caption") == text
-    (tmp_path / "prompts.txt").write_bytes(f"{text}\n".encode(encoding))
-    assert storage.read_text(str(tmp_path / "prompts.txt")) == f"{text}\n"
 
 
 BIG_ENDIAN = b"\xfe\xff\0x", b"\0\0\xfe\xff\0\0\0x"
@@ -117,12 +116,14 @@ def test_captions_in_other_encodings_are_broken_samples_and_prompts_refused(tmp_
         read_caption(b'{"caption": "half \\ud83d"}', "json:caption")
     with pytest.raises(BrokenSample, match="its json is not UTF-8"):
         read_caption('{"caption": "café"}'.encode("cp1252"), "json:caption")
-    (tmp_path / "0.tar").write_bytes(tar_bytes([("0.txt", "café".encode("cp1252")), ("1.txt", b"a cat")]))
+    make_tar(tmp_path / "0.tar", [("0.txt", "café".encode("cp1252")), ("1.txt", b"a cat")])
     data = load(tmp_path, SampleSpec(captions=(CaptionSpec(Letters(), 8),)))
     assert set(captions_of(data.batch_at(range(4)))) == {"a cat"} and data.broken == 1
     assert "0: its caption is not UTF-8" in caplog.text
+    (tmp_path / "prompts.txt").write_bytes("café".encode("utf-16"))
+    assert storage.read_text(str(tmp_path / "prompts.txt")) == "café"
     (tmp_path / "prompts.txt").write_bytes("café".encode("cp1252"))
-    with pytest.raises(InputError, match="prompts.txt is not a UTF-8 text file: save it as UTF-8"):
+    with refused("prompts.txt is not a UTF-8 text file: save it as UTF-8"):
         storage.read_text(str(tmp_path / "prompts.txt"))
 
 
@@ -142,26 +143,23 @@ def test_captions_in_other_encodings_are_broken_samples_and_prompts_refused(tmp_
     ],
 )
 def test_unknown_ways_to_get_captions_are_refused(field, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         DataConfig(caption_field=field)
-
-
-def test_a_file_spells_the_pair_as_a_list():
-    found = from_dict(DataConfig, {"caption_field": ["json", "old_caption"]})
-    assert found == DataConfig(caption_field='["json", "old_caption"]')
+    listed = from_dict(DataConfig, {"caption_field": ["json", "old_caption"]})  # as a file spells it
+    assert listed == DataConfig(caption_field='["json", "old_caption"]')
 
 
 def test_which_caption_comes_follows_from_the_position(tmp_path):
     record = json.dumps({"caption": "new", "old_caption": OLD.replace("a star of old", "old")}).encode()
     files = [(f"{i:03d}.json", record) for i in range(50)]
-    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    make_tar(tmp_path / "a.tar", files)
 
-    def captions(seed=1, positions=range(1000), **options):
+    def captions(seed=1, positions=range(400), **options):
         spec = SampleSpec(captions=(CaptionSpec(Letters(), 8),))
         data = load(tmp_path, spec, seed, caption_field='["json", "old_caption"]', **options)
         return captions_of(data.batch_at(positions))
 
     found = captions()
     assert found == captions() and found[300:310] == captions(positions=range(300, 310))
-    assert set(found) == {"old", "new"} and 25 <= found.count("old") <= 80
+    assert set(found) == {"old", "new"} and 8 <= found.count("old") <= 40
     assert found != captions(2) and set(captions(augment=False)) == {"new"}

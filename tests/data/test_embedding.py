@@ -5,12 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from shard_making import Letters, load, npy_bytes, sample, tar_bytes
+from shard_making import load, make_tar, npy_bytes, sample
 
-from diff_dalle.config import InputError
 from diff_dalle.data.arrays import KINDS, read_embedding
 from diff_dalle.data.sidecars import Sidecar
-from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
+from diff_dalle.data.spec import EmbeddingSpec, ImageSpec, SampleSpec
 from diff_dalle.images.decode import BrokenSample
 
 WIDTH = 6
@@ -44,8 +43,10 @@ TRUNCATED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["img_emb.npy", "safetensors", "img_emb.safetensors"])
-@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("npy", ">f4"), *((kind, dtype) for kind in ("npy", "img_emb.safetensors") for dtype in ("<f2", "<f4", "<f8"))],
+)
 @pytest.mark.parametrize("shape", [(WIDTH,), (1, WIDTH)])
 def test_an_embedding_of_any_float_type(kind, dtype, shape):
     data = WRITERS[kind.rpartition(".")[2]](ROWS[0].astype(dtype).reshape(shape))
@@ -96,41 +97,22 @@ def test_what_is_no_usable_embedding_is_broken():
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "reason"),
     [
-        b"\2" + bytes(7) + b"{}",
-        (2**63).to_bytes(8, "little") + b"{}" * 9,
-        (9).to_bytes(8, "little") + b'{"a": 1}',
-        b"\x09" + bytes(7) + b"[1, 2, 3]" + bytes(24),
-        b"\x09" + bytes(7) + b"\xff" * 9,
-        (60_000).to_bytes(8, "little") + b"[" * 60_000,
-        safetensors(),
-        safetensors(ROWS[0], ROWS[1]),
-        safetensors(ROWS[0].astype("<i8")),
-        safetensors(ROWS[0], shape=[WIDTH, -1]),
-        safetensors(ROWS[0], shape=[6.0]),
-        safetensors(ROWS[0], shape=6),
-        safetensors(ROWS[0], shape=[10**19]),
-        safetensors(ROWS[0], shape=[7]),
-        safetensors(ROWS[0], data_offsets=[24, 0]),
-        safetensors(ROWS[0], data_offsets=[0]),
-        safetensors(ROWS[0], data_offsets=None),
-        safetensors(ROWS[0], dtype=["F32"]),
-        safetensors(ROWS[0], data_offsets=[10**17, 10**17 + 4 * WIDTH]),
-        safetensors(ROWS[0]) + b"more",
+        ((9).to_bytes(8, "little") + b'{"a": 1}', "not a safetensors file"),
+        ((60_000).to_bytes(8, "little") + b"[" * 60_000, "not a safetensors file"),
+        (safetensors(), "a safetensors file of 0 tensors, not of one"),
+        (safetensors(ROWS[0], ROWS[1]), "a safetensors file of 2 tensors, not of one"),
+        (safetensors(ROWS[0].astype("<i8")), "a safetensors file of I64"),
+        (safetensors(ROWS[0], shape=[10**19]), "not a safetensors file"),
+        (safetensors(ROWS[0], data_offsets=[10**17, 10**17 + 4 * WIDTH]), "not a safetensors file"),
+        (safetensors(ROWS[0]) + b"more", "not a safetensors file"),
     ],
-    ids=range(20),
+    ids=range(8),
 )
-def test_other_safetensors_are_refused(data):
-    with pytest.raises(BrokenSample, match="its embedding cannot be read: (not )?a safetensors file"):
+def test_other_safetensors_are_refused(data, reason):
+    with pytest.raises(BrokenSample, match=f"its embedding cannot be read: {reason}"):
         read_embedding("safetensors", data, (WIDTH,))
-
-
-def test_the_reason_is_named():
-    with pytest.raises(BrokenSample, match="a safetensors file of 2 tensors, not of one"):
-        read_embedding("safetensors", safetensors(ROWS[0], ROWS[1]), (WIDTH,))
-    with pytest.raises(BrokenSample, match="a safetensors file of I64"):
-        read_embedding("safetensors", safetensors(ROWS[0].astype("<i8")), (WIDTH,))
 
 
 def test_many_dimensions_are_refused():
@@ -156,11 +138,11 @@ def test_members_fill_a_batch(tmp_path):
     for i in range(3):
         members = {"img_emb.safetensors": safetensors(ROWS[i]), "text.npy": npy_bytes(states(i + 1))}
         files += sample(f"{i:04d}") + [(f"{i:04d}.{kind}", data) for kind, data in members.items()]
-    (tmp_path / "0.tar").write_bytes(tar_bytes(files))
+    make_tar(tmp_path / "0.tar", files)
     cond = batch_of(
         tmp_path,
         EmbeddingSpec(WIDTH, "img_emb.safetensors"),
-        EmbeddingSpec(WIDTH, "text.npy", length=2),
+        EmbeddingSpec(WIDTH, "TEXT.npy", length=2),
         EmbeddingSpec(WIDTH, "text.npy", "long", length=4),
     ).cond
     np.testing.assert_array_equal(cond.image_embedding, ROWS)
@@ -170,57 +152,13 @@ def test_members_fill_a_batch(tmp_path):
     np.testing.assert_array_equal(cond.extra["long_states"][1, :2], states(2))
 
 
-@pytest.fixture
-def three(tmp_path):
-    """A shard of three images."""
-    (tmp_path / "0.tar").write_bytes(tar_bytes([file for i in range(3) for file in sample(f"{i:04d}")]))
-    return tmp_path
-
-
-STATES = np.ones((3, 4, WIDTH), "<f4")
-
-
 @pytest.mark.parametrize("dtype, length", [("<f2", 2), (">f8", 4), ("<f4", 7)])
-def test_sidecars_hold_states_of_tokens(three, dtype, length):
+def test_sidecars_hold_states_of_tokens(tmp_path, dtype, length):
+    make_tar(tmp_path / "0.tar", [file for i in range(3) for file in sample(f"{i:04d}")])
     stored = np.zeros((3, 4, WIDTH), dtype)
     for i in range(3):
         stored[i, : i + 1] = states(i + 1)
-    (three / "text_0.npy").write_bytes(npy_bytes(stored))
-    cond = batch_of(three, EmbeddingSpec(WIDTH, Sidecar("text_{}.npy"), length=length)).cond
+    (tmp_path / "text_0.npy").write_bytes(npy_bytes(stored))
+    cond = batch_of(tmp_path, EmbeddingSpec(WIDTH, Sidecar("text_{}.npy"), length=length)).cond
     assert cond.text_states.shape == (3, length, WIDTH) and cond.mask.sum(1).tolist() == [1, 2, min(3, length)]
     np.testing.assert_array_equal(cond.text_states[:, :4], stored[:, :length].astype(np.float32))
-
-
-@pytest.mark.parametrize(
-    ("data", "length", "reason"),
-    [
-        (npy_bytes(STATES[:, 0]), 4, r"holds float32 \[3, 6\], but must hold .*token states .*\[rows, tokens, 6\]"),
-        (npy_bytes(STATES), 0, r"holds float32 \[3, 4, 6\], but must hold .*\[rows, 6\]"),
-        (npy_bytes(STATES[..., :5]), 4, r"holds float32 \[3, 4, 5\]"),
-        (npy_bytes(STATES[:, :0]), 4, r"holds float32 \[3, 0, 6\]"),
-        (npy_bytes(STATES[:2]), 4, "has 2 embeddings, but .* has 3 samples"),
-        (npy_bytes(STATES)[:-1], 2, "is truncated"),
-    ],
-)
-def test_sidecars_of_another_shape_are_refused(three, data, length, reason):
-    (three / "text_0.npy").write_bytes(data)
-    with pytest.raises(InputError, match=reason):
-        batch_of(three, EmbeddingSpec(WIDTH, Sidecar("text_{}.npy"), length=length))
-
-
-def test_states_and_captions_need_different_names():
-    caption, embedding = CaptionSpec(Letters(), 3), EmbeddingSpec(WIDTH, "npy", length=3)
-    with pytest.raises(InputError, match="mask occurs twice"):
-        SampleSpec(captions=(caption,), embeddings=(embedding,))
-    SampleSpec(captions=(CaptionSpec(Letters(), 3, "shown"),), embeddings=(embedding,))
-    with pytest.raises(InputError, match="its length -1"):
-        EmbeddingSpec(WIDTH, "npy", length=-1)
-    side = Sidecar("text_{}.npy")
-    with pytest.raises(InputError, match="one width and length, but the spec gives two"):
-        SampleSpec(embeddings=(EmbeddingSpec(WIDTH, side), EmbeddingSpec(WIDTH, side, "text", length=3)))
-
-
-@pytest.mark.parametrize("source", ["", ".npy", "a/b.npy", "jpg", "emb", "npy.gz"])
-def test_members_must_be_of_a_known_kind(source):
-    with pytest.raises(InputError, match="must be the extension of a member, such as npy"):
-        EmbeddingSpec(WIDTH, source)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from refusing import refused
 
-from diff_dalle.config import InputError
 from diff_dalle.data.fingerprint import Fingerprint, changes, check_ranks
 from diff_dalle.distributed.world import SINGLE, World
 
@@ -88,7 +88,5 @@ class Ranks(World):
 
 def test_ranks_that_see_other_shards_are_named():
     check_ranks(Ranks(make()), make(), "--data_dir")
-    with pytest.raises(
-        InputError, match=r"--data_dir names other shards on rank 1 than on rank 0: 1 shard of another size"
-    ):
+    with refused(r"--data_dir names other shards on rank 1 than on rank 0: 1 shard of another size"):
         check_ranks(Ranks(make()), OTHERS["size"][0], "--data_dir")

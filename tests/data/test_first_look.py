@@ -4,7 +4,19 @@ import json
 
 import numpy as np
 import pytest
-from shard_making import Letters, captions_of, encoded, load, make_shards, npy_bytes, random_image, sample, tar_bytes
+from refusing import refused
+from shard_making import (
+    Letters,
+    captions_of,
+    encoded,
+    load,
+    make_shards,
+    make_tar,
+    npy_bytes,
+    random_image,
+    sample,
+    tar_bytes,
+)
 
 from diff_dalle.config import InputError
 from diff_dalle.data import first_look
@@ -46,8 +58,8 @@ def test_captions_that_some_samples_lack_are_said(tmp_path, caplog):
     found = load(tmp_path, CAPTIONS, caption_field="json:text").findings
     assert found.captions == ["a"] and found.is_complete
     assert "2 of 3 samples: without a readable caption, and skipped: " in caplog.text
-    (tmp_path / "0.tar").write_bytes(tar_bytes([file for i in range(3) for file in sample(str(i), " ")]))
-    with pytest.raises(InputError, match="in any of 3 samples of data_dir: its caption is empty$"):
+    make_tar(tmp_path / "0.tar", [file for i in range(3) for file in sample(str(i), " ")])
+    with refused("in any of 3 samples of data_dir: its caption is empty$"):
         load(tmp_path, CAPTIONS)
 
 
@@ -71,7 +83,7 @@ def test_members_without_embeddings_are_skipped_counted_and_inspected(tmp_path, 
             files += [*sample(f"{shard}{i}", "a")]
             if rows is not None and i < len(rows):
                 files.append((f"{shard}{i}.img_emb.npy", npy_bytes(rows[i].astype(np.float16))))
-        (tmp_path / f"{shard}.tar").write_bytes(tar_bytes(files))
+        make_tar(tmp_path / f"{shard}.tar", files)
     data = load(tmp_path, EMBEDDINGS, shuffle=False, streams=1, max_broken=0.0)
     batch = data.batch_at(range(12))
     assert batch.cond.image_embedding.any(1).all() and (data.samples, data.broken, data.missing) == (6, 0, 2)
@@ -83,5 +95,5 @@ def test_members_without_embeddings_are_skipped_counted_and_inspected(tmp_path, 
     assert f"no .img_emb.npy in 1 shard: {tmp_path}/2.tar" in lines
     assert "2 of 6 .img_emb.npy looked at are all zeros, the mark of a missing embedding" in lines
     (tmp_path / "0.tar").unlink()
-    with pytest.raises(InputError, match="none of 2 samples of data_dir has an embedding: its embedding is all zeros"):
+    with refused("none of 2 samples of data_dir has an embedding: its embedding is all zeros"):
         load(tmp_path, EMBEDDINGS)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from icc_making import rgb_profile
 from PIL import Image
-from shard_making import Letters, captions_of, encoded, load, random_image, tar_bytes
+from refusing import refused
+from shard_making import Letters, captions_of, encoded, load, make_tar, random_image
 
 from diff_dalle.commands.prepare import folder as folder_command
-from diff_dalle.config import InputError
 from diff_dalle.data import packing
 from diff_dalle.data.accounting import Reason, report_lines
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
@@ -216,7 +216,7 @@ def test_captions_of_all_rows_count_and_other_separators_are_read(tmp_path, monk
     record = json.loads(samples_of("out/00000.tar")["a/1.png"]["json"])
     assert record["captions"] == ["a cat", "one cat"] and record["note"] == "ok"
     Path("in/metadata.jsonl").write_bytes('{"file_name": "a/1.png", "caption": "café"}'.encode("cp1252"))
-    with pytest.raises(InputError, match=r"none of the 1 images .* its caption is not UTF-8 \(a/1.png\)"):
+    with refused(r"none of the 1 images .* its caption is not UTF-8 \(a/1.png\)"):
         pack_folder(PackingConfig(source="in", out_dir="again"))
 
 
@@ -246,17 +246,18 @@ def test_files_that_cannot_be_read_are_skipped_and_links_not_followed(tmp_path, 
 
 def test_dots_in_the_names_of_members_are_explained(tmp_path):
     files = [(f"photo_v1.{i}.{kind}", data) for i in range(3) for kind, data in (("png", PNG), ("txt", b"a cat"))]
-    (tmp_path / "0.tar").write_bytes(tar_bytes(files))
+    make_tar(tmp_path / "0.tar", files)
     words = r"6 members have names such as NAME\.0\.(png|txt): a sample's key ends at the first dot"
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         load(tmp_path, SampleSpec(ImageSpec((8, 8))))
     lines, _ = inspect_shards(InspectionConfig((str(tmp_path),)))
     assert re.match(words, lines[2])
 
 
 def test_a_report_of_another_form_is_not_believed(tmp_path):
-    (tmp_path / "0.tar").write_bytes(tar_bytes([("0.png", PNG), ("0.txt", b"a cat")]))
-    good = {"files": 1, "packed": {"picture": 1}, "skipped": {}, "skipped_rows": {}, "notes": {}, "skipped_files": []}
+    make_tar(tmp_path / "0.tar", [("0.png", PNG), ("0.txt", b"a cat")])
+    good = {"files": 2, "packed": {"picture": 1}, "skipped": {"no caption": 1}, "skipped_rows": {}, "notes": {}}
+    good["skipped_files"] = [{"file_name": "b.png", "reason": "no caption"}]
     cases = [
         b"",
         b"[]",
@@ -272,5 +273,5 @@ def test_a_report_of_another_form_is_not_believed(tmp_path):
         assert not any(line.startswith("packed into") for line in inspect_shards(InspectionConfig((str(tmp_path),)))[0])
     (tmp_path / "report.json").write_text(json.dumps(good))
     assert (
-        "  1 file in the folder: 1 picture packed, 0 skipped" in inspect_shards(InspectionConfig((str(tmp_path),)))[0]
+        "  2 files in the folder: 1 picture packed, 1 skipped" in inspect_shards(InspectionConfig((str(tmp_path),)))[0]
     )

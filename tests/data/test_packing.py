@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from refusing import refused
 from shard_making import Letters, captions_of, encoded, load, random_image
 
-from diff_dalle.config import InputError
 from diff_dalle.data.inspection import InspectionConfig, inspect_shards
 from diff_dalle.data.packing import CROPPED, PackingConfig, pack_folder, words_of
 from diff_dalle.data.spec import CaptionSpec, ImageSpec, SampleSpec
@@ -43,24 +43,18 @@ def folder() -> Path:
     return folder
 
 
-def test_a_folder_comes_back_out_of_its_shards(folder):
+def test_a_folder_comes_back_out_of_its_shards_and_repeats_itself(folder):
     report = pack(samples_per_shard=2)
     counts = {"files": 6, "packed": {"picture": 3, "caption": 3}, "written": 3, "shards": 2, "skipped": {}}
     assert {name: report[name] for name in counts} == counts
-    assert report["bytes"] == sum(path.stat().st_size for path in Path("out").glob("*.tar"))
-    assert json.loads(Path("out/report.json").read_text()) == report
+    tars = [path.read_bytes() for path in sorted(Path("out").glob("*.tar"))]
+    assert report["bytes"] == sum(map(len, tars)) and json.loads(Path("out/report.json").read_text()) == report
     assert packed() == [f"Ünïcode {i}" for i in range(3)]
-
-
-def test_packing_keeps_bytes_and_repeats_itself(folder):
-    pack()
-    first = Path("out/00000.tar").read_bytes()
-    assert all((folder / name).read_bytes() in first for name in ("b.JPG", "a.png", "sub.d/c.v2.webp"))
     for path in folder.rglob("*"):
         os.utime(path, (1, 1))
-    pack(out_dir="again")
-    assert Path("again/00000.tar").read_bytes() == first
-    with pytest.raises(InputError, match="is not empty; choose another, nothing is overwritten"):
+    pack(out_dir="again", samples_per_shard=2)
+    assert [path.read_bytes() for path in sorted(Path("again").glob("*.tar"))] == tars
+    with refused("is not empty; choose another, nothing is overwritten"):
         pack()
 
 
@@ -94,39 +88,11 @@ def test_captions_may_come_from_one_file(folder):
         writer.writeheader()
         writer.writerows(rows)
     pack(caption_column="text", out_dir="csv")
-    with pytest.raises(InputError, match=r"metadata\.csv .* no field 'caption', only .*caption_column"):
+    with refused(r"metadata\.csv .* no field 'caption', only .*caption_column"):
         pack(out_dir="x")
     (folder / "metadata.jsonl").write_text("{")
-    with pytest.raises(InputError, match=r"metadata\.jsonl, line 1 is not a JSON object"):
+    with refused(r"metadata\.jsonl, line 1 is not a JSON object"):
         pack(out_dir="x")
-
-
-def test_skipped_images_are_reported_with_reasons(folder):
-    (folder / "broken.jpg").write_bytes(encoded(random_image())[:300])
-    (folder / "broken.txt").write_text("broken")
-    (folder / "silent.jpg").write_bytes(encoded(random_image()))
-    (folder / "blank.png").write_bytes(encoded(random_image(), "PNG"))
-    (folder / "blank.txt").write_text(" \n")
-    (folder / "huge.png").write_bytes(encoded(Image.new("1", (1500, 1500)), "PNG"))
-    (folder / "huge.txt").write_text("huge")
-    (folder / "link.jpg").symlink_to(Path("elsewhere.jpg").absolute())
-    Path("elsewhere.jpg").write_bytes(encoded(random_image()))
-    report = pack(max_pixels=10**6)
-    reasons = {entry["file_name"]: entry["reason"].partition(":")[0] for entry in report["skipped_files"]}
-    assert reasons.pop("broken.jpg").startswith("not a")
-    assert reasons == {
-        "silent.jpg": "no caption",
-        "blank.png": "its caption is empty",
-        "huge.png": "too many pixels",
-        "link.jpg": "outside the folder",
-        **dict.fromkeys(("broken.txt", "blank.txt", "huge.txt"), "the caption of a picture that is not packed"),
-    }
-    assert report["written"] == 3 and sum(report["skipped"].values()) == 8
-    assert pack(captions=False, out_dir="all")["written"] == 6
-
-
-def reasons_of(report: dict) -> dict[str, str]:
-    return {entry["file_name"]: entry["reason"] for entry in report["skipped_files"]}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such file names")
@@ -144,7 +110,7 @@ def test_text_that_utf8_cannot_hold_is_reported_and_the_rest_packed(folder):
     (folder / "d.jpg").write_bytes(image)
     (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     report = pack()
-    assert reasons_of(report) == {
+    assert {entry["file_name"]: entry["reason"] for entry in report["skipped_files"]} == {
         "caf\\udce9.jpg": "its file name is not valid UTF-8 text",
         "b.JPG": "its caption is not UTF-8",
         "a.png": "its metadata is not UTF-8",
@@ -191,19 +157,18 @@ def test_an_open_quote_costs_one_row(folder):
     ],
 )
 def test_bad_settings_are_refused(folder, changes, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         pack(**changes)
 
 
 def test_a_folder_without_images_or_captions_is_refused():
     Path("in").mkdir()
-    with pytest.raises(InputError, match="holds no images"):
+    with refused("holds no images"):
         pack()
     Path("in/a.jpg").write_bytes(encoded(random_image()))
-    with pytest.raises(
-        InputError, match="none of the 1 images in source .* can be packed: .*skipped 1 file: no caption"
-    ):
+    with refused("none of the 1 images in source .* can be packed: .*skipped 1 file: no caption"):
         pack()
+    assert pack(captions=False, out_dir="all")["written"] == 1
 
 
 def test_inspection_reports_contents_and_broken_samples(folder):

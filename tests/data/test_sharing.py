@@ -5,34 +5,13 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
 from file_server import serving
-from shard_making import CAPTIONED, indexed, make_shards, sample, tar_bytes
+from shard_making import CAPTIONED, indexed, make_shards, make_tar, sample, tar_bytes
 
 from diff_dalle import storage
-from diff_dalle.config import InputError
 from diff_dalle.data import index
 from diff_dalle.data import survey as survey_module
 from diff_dalle.data.filters import Filter
-
-
-class Replayed(SimpleNamespace):
-    """A world of which one process runs after another: what rank 0 has said is told to the others.
-
-    Only for shards that are indexed already, when no process waits for what another one finds.
-    """
-
-    def __init__(self, rank: int, size: int, said: list):
-        super().__init__(rank=rank, size=size, is_main=rank == 0, said=said, heard=iter(said))
-
-    def broadcast(self, value=None):
-        if self.is_main:
-            self.said.append(value)
-            return value
-        return next(self.heard)
-
-    def gather(self, value):
-        raise AssertionError("nothing is to be indexed")
 
 
 class Threads:
@@ -74,11 +53,11 @@ def test_of_128_processes_one_looks_at_2_000_shards(tmp_path, monkeypatch):
     about = index.ShardSummary(10_240, "tag", True, "", {"jpg/txt": 3})
     (tmp_path / index.FOLDER).mkdir()
     index.save_summaries(f"{folder}/{index.FOLDER}", {f"{number:06d}.tar": about for number in range(count)})
-    calls: Counter[str] = Counter()
+    calls: list[str] = []
 
     def counted(name, function):
         def call(*args, **options):
-            calls[name] += 1
+            calls.append(name)
             return function(*args, **options)
 
         return call
@@ -92,15 +71,11 @@ def test_of_128_processes_one_looks_at_2_000_shards(tmp_path, monkeypatch):
     monkeypatch.setattr(index, "load_summary", counted("table", index.load_summary))
     monkeypatch.setattr(index, "examine", counted("shard", index.examine))
 
-    said: list = []
-    first = indexed(folder, world=Replayed(0, 128, said))
-    assert first.samples == 3 * count and len(first.shards) == count
-    assert calls.pop("size") == count and set(calls) <= {"exists", "list", "summary"} and calls["list"] == 1
-    assert calls["summary"] <= 2  # beside the shards, and in the user's cache
-    calls.clear()
-    for rank in range(1, 128):
-        assert indexed(folder, world=Replayed(rank, 128, said)) is first
-    assert not calls
+    first, *others = Threads(128).run(lambda world: indexed(folder, world=world))
+    assert first.samples == 3 * count and len(first.shards) == count and all(each is first for each in others)
+    assert set(calls) <= {"size", "exists", "list", "summary"}
+    assert (calls.count("size"), calls.count("list")) == (count, 1)
+    assert calls.count("summary") <= 2  # beside the shards, and in the user's cache
 
 
 def test_processes_index_different_shards_and_know_all(tmp_path, monkeypatch):
@@ -121,15 +96,16 @@ def test_remote_shards_are_sized_by_one_process(tmp_path):
     with serving() as server:
         for number in range(4):
             server.files[f"/{number}.tar"] = (tmp_path / "00000.tar").read_bytes()
-        url, cache = server.url("/{0..3}.tar"), str(tmp_path / "index")
-        indexed(url, index_cache=cache)
-        said: list = []
-        server.requests.clear()
-        indexed(url, index_cache=cache, world=Replayed(0, 2, said))
-        assert Counter(server.requests).keys() == {f"/{number}.tar" for number in range(4)}
-        server.requests.clear()
-        assert indexed(url, index_cache=cache, world=Replayed(1, 2, said)).samples == 8
-        assert not server.requests
+
+        def requests(processes: int) -> Counter[str]:
+            server.requests.clear()
+            url, cache = server.url("/{0..3}.tar"), str(tmp_path / "index")
+            found = Threads(processes).run(lambda world: indexed(url, index_cache=cache, world=world))
+            assert [each.samples for each in found] == [8] * processes
+            return Counter(server.requests)
+
+        requests(1)  # and indexed
+        assert requests(1) == requests(3) and len(server.requests) == 4
 
 
 def test_a_table_that_is_elsewhere_is_made_again_once(tmp_path, monkeypatch):
@@ -147,11 +123,6 @@ def test_a_table_that_is_elsewhere_is_made_again_once(tmp_path, monkeypatch):
     assert len(examined) == 1
 
 
-def test_what_rank_0_cannot_find_is_an_error(tmp_path):
-    with pytest.raises(InputError, match="data_dir .*nowhere does not exist"):
-        indexed(tmp_path / "nowhere", world=Replayed(0, 2, []))
-
-
 def test_processes_share_what_filters_and_buckets_ask(tmp_path, monkeypatch):
     """Each shard is asked by one process, and all get the same answers."""
     number = 0
@@ -159,7 +130,7 @@ def test_processes_share_what_filters_and_buckets_ask(tmp_path, monkeypatch):
         files = []
         for i in range(number, number + count):
             files += [*sample(f"{i:04d}", "a"), (f"{i:04d}.json", f'{{"score": {i}}}'.encode())]
-        (tmp_path / f"{shard}.tar").write_bytes(tar_bytes(files))
+        make_tar(tmp_path / f"{shard}.tar", files)
         number += count
     filters = Filter.parse("score >= 2"), Filter.parse("score != 5")
     required = replace(CAPTIONED, filters=filters, sizes=True)

@@ -4,26 +4,17 @@ import re
 import numpy as np
 import pytest
 from file_server import serving
-from shard_making import Letters, captions_of, load, make_shards, npy_bytes, sample, take, tar_bytes
+from refusing import refused
+from shard_making import Letters, captions_of, load, make_shards, make_tar, npy_bytes, sample, take
 
 from diff_dalle import storage
-from diff_dalle.config import InputError
-from diff_dalle.data.aspect_buckets import AspectConfig
+from diff_dalle.data.buckets import AspectConfig
 from diff_dalle.data.loader import Loader
-from diff_dalle.data.shards import ShardFiles
-from diff_dalle.data.sidecars import Sidecar, SidecarFiles
+from diff_dalle.data.sidecars import Sidecar
 from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
-from diff_dalle.storage import retries
 
 WIDTH = 6
 COUNTS = [7, 3, 5]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(retries, "RETRY_SECONDS", 0.2)
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
 
 
 def embedding_of(key: str) -> np.ndarray:
@@ -45,10 +36,10 @@ def shards(tmp_path):
     return folder
 
 
-def spec_of(pattern="img_emb_{}.npy", width=WIDTH, images=True, **options) -> SampleSpec:
-    image = ImageSpec((8, 8)) if images else None
+def spec_of(pattern="img_emb_{}.npy", length=0, **options) -> SampleSpec:
+    embedding = EmbeddingSpec(WIDTH, Sidecar(pattern, **options), length=length)
     return SampleSpec(
-        image, (CaptionSpec(Letters(), 20),), embeddings=(EmbeddingSpec(width, Sidecar(pattern, **options)),)
+        ImageSpec((8, 8)), (CaptionSpec(Letters(), 20, "text" if length else ""),), embeddings=(embedding,)
     )
 
 
@@ -62,16 +53,15 @@ def assert_aligned(batch):
     np.testing.assert_array_equal(batch.cond.image_embedding.numpy(), expected)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_rows_follow_the_samples_through_shuffling(shards, workers):
-    for batch in take(loader(shards, spec_of(), num_workers=workers, shuffle=True), 0, 8):
+def test_rows_follow_the_samples_through_shuffling(shards):
+    for batch in take(loader(shards, spec_of(), num_workers=2, shuffle=True), 0, 8):
         assert_aligned(batch)
 
 
 def test_rows_count_the_samples_of_the_tar_and_not_the_usable_ones(tmp_path):
     """Sample 1 has no caption; its row must be passed over with it."""
     files = [file for i in range(4) for file in sample(f"{i:04d}", None if i == 1 else f"caption of {i:04d}")]
-    (tmp_path / "0.tar").write_bytes(tar_bytes(files))
+    make_tar(tmp_path / "0.tar", files)
     (tmp_path / "img_emb_0.npy").write_bytes(npy_bytes(rows_of(0, 4)))
     data = loader(tmp_path, spec_of())
     assert data.samples == 3
@@ -82,22 +72,13 @@ def test_keys_can_name_the_rows(tmp_path, caplog):
     """As img2dataset's do: failed downloads leave gaps in the tar, but not in the file of embeddings."""
     keys = ["000420001", "000420005", "000420002"]
     files = [file for key in [*keys, "last", "000420009"] for file in sample(key, f"caption of {key}")]
-    (tmp_path / "00042.tar").write_bytes(tar_bytes(files))
+    make_tar(tmp_path / "00042.tar", files)
     (tmp_path / "emb_0042.npy").write_bytes(npy_bytes(rows_of(0, 6)))
     data = loader(tmp_path, spec_of("emb_{:04d}.npy", index_width=4), streams=1)
     assert data.samples == 5
     assert_aligned(data.batch_at(range(3)))
     assert captions_of(data.batch_at([3])) == ["caption of 000420001"] and (data.broken, data.missing) == (0, 2)
     assert "row 9 of 6" in caplog.text and "row -1 of 6" in caplog.text
-
-
-def test_only_the_row_is_read(shards, monkeypatch):
-    data = loader(shards, spec_of(images=False))
-    reads, read = [], ShardFiles.read
-    monkeypatch.setattr(ShardFiles, "read", lambda *call: reads.append(call[1:]) or read(*call))
-    data.batch_at(range(8))
-    sizes = [size for shard, _, size in reads if shard.path.endswith(".npy")]
-    assert sizes == [4 * WIDTH] * 8
 
 
 def test_embeddings_alone_need_no_member_of_the_tar(shards):
@@ -171,6 +152,9 @@ def test_remote_rows_are_not_fetched_with_their_file(shards, tmp_path):
         ("emb/{}.npy", "/data/part2-00012.tar", "emb/00012.npy"),
         ("s3://bucket/emb/{}.npy", "s3://bucket/data/7.tar", "s3://bucket/emb/7.npy"),
         ("{}.npy", "https://host/data/7.tar?key=9", "https://host/data/7.npy"),
+        ("{name}.npy", "a/laion-00012.tar.gz", "a/laion-00012.npy"),
+        ("{:03d}.npy", "a/7.tgz", "a/007.npy"),
+        ("/e/{}.npy", "pipe:cat 0003.tgz", "/e/0003.npy"),
         ("/emb/{}.npy", "pipe:aws s3 cp s3://2024/00007.tar -", "/emb/00007.npy"),
         ("pipe:s3cmd get s3://b/{}.npy -", "00007.tar", "pipe:s3cmd get s3://b/00007.npy -"),
     ],
@@ -191,30 +175,35 @@ def test_the_path_follows_from_the_shards(pattern, shard, path):
     ],
 )
 def test_patterns_that_give_no_path_are_refused(pattern, shard, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         Sidecar(pattern).path(shard)
 
 
+STATES = np.ones((3, 4, WIDTH), "<f4")
+
+
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("data", "length", "message"),
     [
-        (lambda: npy_bytes(rows_of(0, 2)), r"img_emb_00001\.npy has 2 embeddings, but .*00001\.tar has 3 samples"),
-        (
-            lambda: npy_bytes(rows_of(0, 3)[:, :5]),
-            r"holds float32 \[3, 5\], but must hold floating-point .*\[rows, 6\]",
-        ),
-        (lambda: npy_bytes(rows_of(0, 1)[0]), r"holds float32 \[6\]"),
-        (lambda: npy_bytes(np.ones((3, 6), np.int32)), r"holds int32 \[3, 6\]"),
-        (lambda: npy_bytes(np.full((3, 6), "x", object)), r"holds object \[3, 6\]"),
-        (lambda: npy_bytes(np.asfortranarray(rows_of(0, 3))), "is in Fortran order"),
-        (lambda: npy_bytes(rows_of(0, 3))[:-1], r"is truncated: 3 embeddings do not fit in its 199 bytes"),
-        (lambda: b"", r"img_emb_00001\.npy cannot be read: not a \.npy file"),
+        (npy_bytes(rows_of(0, 2)), 0, r"img_emb_00001\.npy has 2 embeddings, but .*00001\.tar has 3 samples"),
+        (npy_bytes(rows_of(0, 3)[:, :5]), 0, r"holds float32 \[3, 5\], but must hold floating-point .*\[rows, 6\]"),
+        (npy_bytes(rows_of(0, 1)[0]), 0, r"holds float32 \[6\]"),
+        (npy_bytes(np.ones((3, 6), np.int32)), 0, r"holds int32 \[3, 6\]"),
+        (npy_bytes(np.full((3, 6), "x", object)), 0, r"holds object \[3, 6\]"),
+        (npy_bytes(np.asfortranarray(rows_of(0, 3))), 0, "is in Fortran order"),
+        (npy_bytes(rows_of(0, 3))[:-1], 0, r"is truncated: 3 embeddings do not fit in its 199 bytes"),
+        (b"", 0, r"img_emb_00001\.npy cannot be read: not a \.npy file"),
+        (npy_bytes(STATES), 0, r"holds float32 \[3, 4, 6\], but must hold .*\[rows, 6\]"),
+        (npy_bytes(STATES[:, 0]), 4, r"holds float32 \[3, 6\], but .*token states .*\[rows, tokens, 6\]"),
+        (npy_bytes(STATES[..., :5]), 4, r"holds float32 \[3, 4, 5\]"),
+        (npy_bytes(STATES[:, :0]), 4, r"holds float32 \[3, 0, 6\]"),
+        (npy_bytes(STATES)[:-1], 2, "is truncated"),
     ],
 )
-def test_files_that_do_not_fit_their_shards_are_refused_at_the_start(shards, tmp_path, make, message):
-    (tmp_path / "img_emb_00001.npy").write_bytes(make())
-    with pytest.raises(InputError, match=message):
-        loader(shards, spec_of())
+def test_files_that_do_not_fit_their_shards_are_refused_at_the_start(shards, tmp_path, data, length, message):
+    (tmp_path / "img_emb_00001.npy").write_bytes(data)
+    with refused(message):
+        loader(tmp_path / "00001.tar", spec_of(length=length))
 
 
 def test_shards_without_their_file_are_left_out_and_named(shards, tmp_path, caplog):
@@ -228,7 +217,7 @@ def test_shards_without_their_file_are_left_out_and_named(shards, tmp_path, capl
     assert aspect.samples == 12 and set(captions_of(aspect.batch_at([0]))) <= set(captions_of(data.batch_at(range(12))))
     for shard in (0, 2):
         (tmp_path / f"img_emb_{shard:05d}.npy").unlink()
-    with pytest.raises(InputError, match=r"none of the embeddings of 3 shards exists, the first .*img_emb_00000\.npy"):
+    with refused(r"none of the embeddings of 3 shards exists, the first .*img_emb_00000\.npy"):
         loader(shards, spec_of())
 
 
@@ -245,37 +234,14 @@ def test_samples_without_embeddings_never_end_a_run(tmp_path, caplog):
     assert (data.broken, data.missing) == (0, 276) and caplog.text.count("replaced /") == 20
     assert "further samples without embeddings are replaced and counted, but not named" in caplog.text
 
-    rows[:] = 0
-    for shard in (0, 1):
-        (tmp_path / f"img_emb_{shard:05d}.npy").write_bytes(npy_bytes(rows))
-    with pytest.raises(InputError, match="none of 600 samples of data_dir has an embedding: its embedding is all zero"):
-        loader(tmp_path, spec_of())
-
 
 def test_two_shards_cannot_share_a_file(shards, tmp_path):
     (tmp_path / "more").mkdir()
     make_shards(tmp_path / "more", [3])
-    with pytest.raises(InputError, match=r"00000\.tar and .*more/00000\.tar would share the embeddings .*00000\.npy"):
+    with refused(r"00000\.tar and .*more/00000\.tar would share the embeddings .*00000\.npy"):
         loader(shards, spec_of(f"{tmp_path}/img_emb_{{}}.npy"))
 
 
 def test_shards_without_samples_need_no_file(shards, tmp_path):
-    (tmp_path / "00099.tar").write_bytes(tar_bytes([]))
+    make_tar(tmp_path / "00099.tar", [])
     assert_aligned(loader(shards, spec_of()).batch_at(range(15)))
-
-
-def test_the_widths_of_one_file_must_agree():
-    both = tuple(EmbeddingSpec(width, Sidecar("{}.npy"), str(width)) for width in (4, 5))
-    with pytest.raises(InputError, match="embeddings of one Sidecar have one width"):
-        SampleSpec(embeddings=both)
-
-
-def test_headers_are_read_once(shards, monkeypatch):
-    """When the loader is made, and not again by workers or for samples."""
-    parsed = []
-    original = SidecarFiles._open
-    monkeypatch.setattr(SidecarFiles, "_open", lambda self, path: parsed.append(path) or original(self, path))
-    data = loader(shards, spec_of())
-    assert len(parsed) == 3
-    data.batch_at(range(15))
-    assert len(parsed) == 3

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusing import refused
 from shard_making import (
     Letters,
     assert_same,
@@ -20,24 +21,25 @@ from shard_making import (
     encoded,
     load,
     make_shards,
+    make_tar,
     npy_bytes,
     random_image,
-    sample,
     take,
-    tar_bytes,
 )
 
-from diff_dalle.config import InputError, from_dict
+from diff_dalle.config import from_dict
 from diff_dalle.data import captions, samples
-from diff_dalle.data.loader import DataConfig, Loader
-from diff_dalle.data.shard_table import IMAGE
+from diff_dalle.data.loader import Loader
 from diff_dalle.data.shards import ShardFiles
-from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, JsonFilter, SampleSpec
+from diff_dalle.data.sidecars import Sidecar
+from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, JsonFilter, Rejected, SampleSpec
 from diff_dalle.data.tar import read_members
 from diff_dalle.images.preprocessing import TransformConfig
+from diff_dalle.images.transforms import Window
 
 IMAGES = ImageSpec((16, 16))
 CAPTION = CaptionSpec(Letters(), 20)
+SIDECAR = Sidecar("{}.npy")
 
 
 class Capitals(Letters):
@@ -66,13 +68,13 @@ def rich_sample(number: int, **members: bytes) -> list[tuple[str, bytes]]:
         "npy": npy_bytes(embedding_of(100 + number)),
         "txt": f"caption of {key}".encode(),
     }
-    kinds |= {name.replace("_npy", ".npy"): data for name, data in members.items()}
+    kinds |= members
     return [(f"{key}.{kind}", data) for kind, data in kinds.items()]
 
 
 @pytest.fixture
 def rich(tmp_path):
-    (tmp_path / "a.tar").write_bytes(tar_bytes([file for i in range(10) for file in rich_sample(i)]))
+    make_tar(tmp_path / "a.tar", [file for i in range(10) for file in rich_sample(i)])
     return tmp_path
 
 
@@ -82,9 +84,6 @@ def score_between(low, high, score) -> bool:
 
 def between(low, high, name="score") -> JsonFilter:
     return JsonFilter(name, ("score",), partial(score_between, low, high))
-
-
-# ------------------------------------------------------------------------------------------------- what is read
 
 
 STORED = SampleSpec(
@@ -130,31 +129,28 @@ def test_members_that_are_adjacent_are_read_at_once(tmp_path, monkeypatch):
     assert len(captions_of(data.batch_at(range(5)))) == len(reads) == 5
 
 
-def test_images_can_be_left_out(rich):
-    batch = loader(rich, SPECS["captions"][0]).batch_at(range(4))
-    assert batch.images.shape == (4, 0, 0, 0) and len(batch) == 4
-    assert captions_of(batch) == [f"caption of {i:04d}" for i in range(4)]
-    assert [len(part) for part in batch.split(3)] == [3, 1] and len(batch.select([2, 0])) == 2
+LACKING = ("0000.jpg", "0001.txt", "0002.npy")
 
 
-def test_samples_need_only_what_is_asked_for(tmp_path):
+def test_samples_need_only_what_is_asked_for(tmp_path, caplog):
     """Each of these lacks one kind of member."""
-    files = [file for i in range(3) for file in rich_sample(i) if file[0] not in ("0000.jpg", "0001.txt", "0002.npy")]
-    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
-    for spec, missing in (
-        (SampleSpec(IMAGES), 0),
-        (SampleSpec(captions=(CAPTION,)), 1),
-        (SampleSpec(embeddings=(EmbeddingSpec(8, "npy"),)), 2),
+    files = [file for i in range(3) for file in rich_sample(i) if file[0] not in LACKING]
+    make_tar(tmp_path / "a.tar", files)
+    for spec, missing, kind in (
+        (SampleSpec(IMAGES), 0, "an image"),
+        (SampleSpec(captions=(CAPTION,)), 1, "a .txt"),
+        (SampleSpec(embeddings=(EmbeddingSpec(8, "npy"),)), 2, "a .npy"),
     ):
         data = loader(tmp_path, spec)
         assert [data.describe(i)[-4:] for i in range(data.samples)] == [f"{i:04d}" for i in range(3) if i != missing]
+        assert f"1 sample left out: without {kind}" in caplog.text
 
 
 def test_what_stands_for_an_image_is_of_the_same_samples(tmp_path):
     """Those that have one, which may be read in its place, and a caption."""
-    files = [file for i in range(4) for file in rich_sample(i) if file[0] not in ("0000.jpg", "0001.txt", "0002.npy")]
+    files = [file for i in range(4) for file in rich_sample(i) if file[0] not in LACKING]
     files += rich_sample(4, npy=npy_bytes(np.zeros(8, "f4")))
-    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    make_tar(tmp_path / "a.tar", files)
     data = loader(tmp_path, STORED)
     assert data.samples == 2 and STORED.whole == SampleSpec(IMAGES, (CAPTION,))
     batch = data.batch_at([0, 1])
@@ -165,9 +161,6 @@ def test_what_stands_for_an_image_is_of_the_same_samples(tmp_path):
     assert list(whole.cond.present()) == ["tokens", "mask"]
     kept = SampleSpec(IMAGES, embeddings=(EmbeddingSpec(8, "npy"),))
     assert kept.whole == kept
-
-
-# -------------------------------------------------------------------------------------------------------- images
 
 
 def test_gray_images_have_one_channel(rich):
@@ -183,16 +176,6 @@ def test_gray_images_have_one_channel(rich):
         np.testing.assert_array_equal(((one[0] + 1) * 127.5).round().byte().numpy(), expected)
 
 
-def test_gray_files_keep_their_levels(tmp_path):
-    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    (tmp_path / "a.tar").write_bytes(tar_bytes([("0.png", encoded(Image.fromarray(levels), "PNG"))]))
-    images = loader(tmp_path, SampleSpec(ImageSpec((16, 16), channels=1))).batch_at([0]).images
-    assert ((images[0, 0] + 1) * 127.5).round().byte().tolist() == levels.tolist()
-
-
-# ------------------------------------------------------------------------------------------------------ captions
-
-
 def test_several_tokenizers_fill_fields_of_their_own(rich):
     captions = (CAPTION, CaptionSpec(Capitals(), 30, "t5"))
     cond = loader(rich, SampleSpec(IMAGES, captions)).batch_at(range(3)).cond
@@ -201,57 +184,34 @@ def test_several_tokenizers_fill_fields_of_their_own(rich):
     assert bytes(cond.extra["t5_tokens"][1][cond.extra["t5_mask"][1]].tolist()) == b"CAPTION OF 0001"
 
 
-def test_captions_and_filters_share_a_json_member(rich):
-    spec = SampleSpec(captions=(CAPTION,), filters=(between(3, 99),))
-    data = loader(rich, spec, caption_field="json:caption")
-    assert list(data.collection.required.members) == ["json"]
-    assert captions_of(data.batch_at([3, 4])) == ["json 0003", "json 0004"]
-
-
-# ---------------------------------------------------------------------------------------------------- embeddings
-
-
-def test_embeddings_are_read_from_members(tmp_path):
-    files, dtypes = [], ("<f4", "<f2", "<f8", ">f4")
-    for i, dtype in enumerate(dtypes):
-        row = embedding_of(i).astype(dtype)
-        files += rich_sample(i, img_emb_npy=npy_bytes(row[None] if i % 2 else row))
-    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
-    embeddings = (EmbeddingSpec(8, "img_emb.npy"), EmbeddingSpec(8, "NPY", "style"))
-    cond = loader(tmp_path, SampleSpec(IMAGES, embeddings=embeddings)).batch_at(range(4)).cond
-    assert cond.image_embedding.dtype == torch.float32 and cond.image_embedding.shape == (4, 8)
-    expected = [embedding_of(i).astype(dtype).astype(np.float32) for i, dtype in enumerate(dtypes)]
-    np.testing.assert_array_equal(cond.image_embedding.numpy(), expected)
-    np.testing.assert_array_equal(cond.extra["style_embedding"][2].numpy(), embedding_of(102))
-
-
-BAD = {
-    "infinite": (npy_bytes(np.array([1, np.inf, *[0] * 6])), "has NaN or infinite values"),
-    "text": (b"0.1 0.2 0.3", "cannot be read: not a .npy file"),
-    "large": (npy_bytes(np.ones(1 << 21)), "one of its members has 16,777,344 bytes"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_unusable_embeddings_are_broken_samples(tmp_path, caplog, name):
-    bad, reason = BAD[name]
-    files = [*rich_sample(0), *rich_sample(1, npy=bad), *rich_sample(2)]
-    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
-    data = loader(tmp_path, SampleSpec(IMAGES, embeddings=(EmbeddingSpec(8, "npy"),)))
-    batch = data.batch_at(range(3))
-    expected = np.stack([embedding_of(100 + i) for i in (0, 2, 2)])
+def test_unusable_embeddings_are_broken_samples(tmp_path, caplog):
+    bad = {1: {"npy": b"0.1 0.2 0.3"}, 3: {"npy": npy_bytes(np.ones(1 << 21))}}
+    files = [file for i in range(5) for file in rich_sample(i, **bad.get(i, {}))]
+    make_tar(tmp_path / "a.tar", files)
+    data = loader(tmp_path, SampleSpec(IMAGES, embeddings=(EmbeddingSpec(8, "npy"),)), max_broken=0.5)
+    batch = data.batch_at(range(5))
+    expected = np.stack([embedding_of(100 + i) for i in (0, 2, 2, 4, 4)])
     np.testing.assert_array_equal(batch.cond.image_embedding.numpy(), expected)
-    assert data.broken == 1
-    assert re.search(rf"a\.tar : 0001: .*{reason}", caplog.text)
+    assert data.broken == 2
+    assert re.search(r"a\.tar : 0001: .*cannot be read: not a .npy file", caplog.text)
+    assert re.search(r"a\.tar : 0003: one of its members has 16,777,344 bytes", caplog.text)
 
 
-def test_without_embeddings_the_error_names_the_member(tmp_path):
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            SampleSpec(IMAGES, embeddings=(EmbeddingSpec(8, "npy"),)),
+            r"no embeddings \(no \.npy members\); found: \.jpg \(3\), \.txt \(3\)",
+        ),
+        (SampleSpec(IMAGES, filters=(between(0, 1),)), r"no json records \(no \.json members\)"),
+        (SampleSpec(captions=(CAPTION,)), r"no captions \(no \.json members; set caption_field\)"),
+    ],
+)
+def test_the_error_names_what_is_missing_and_what_it_is_for(tmp_path, spec, message):
     make_shards(tmp_path, [3])
-    with pytest.raises(InputError, match=r"holds no embeddings \(no \.npy members\); found: \.jpg \(3\), \.txt \(3\)"):
-        loader(tmp_path, SampleSpec(IMAGES, embeddings=(EmbeddingSpec(8, "npy"),)))
-
-
-# ------------------------------------------------------------------------------------------------------- filters
+    with refused(f"holds {message}"):
+        loader(tmp_path, spec, caption_field="json:caption")
 
 
 def test_a_json_record_is_parsed_once(rich, monkeypatch):
@@ -266,20 +226,10 @@ def test_a_json_record_is_parsed_once(rich, monkeypatch):
     assert scores == [0, 1, 2, 3, 1, 2, 3, 2, 3, *range(3, 10)]
 
 
-def test_without_json_the_error_says_what_it_is_for(tmp_path):
-    make_shards(tmp_path, [3])
-    with pytest.raises(InputError, match=r"holds no json records \(no \.json members\)"):
-        loader(tmp_path, SampleSpec(IMAGES, filters=(between(0, 1),)))
-    with pytest.raises(InputError, match=r"holds no captions \(no \.json members; set caption_field\)"):
-        spec = SampleSpec(captions=(CAPTION,), filters=(between(0, 1),))
-        loader(tmp_path, spec, caption_field="json:caption")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_rejected_samples_are_replaced_counted_and_no_reason_to_stop(rich, caplog, workers):
+def test_rejected_samples_are_replaced_counted_and_no_reason_to_stop(rich, caplog):
     """All but one sample in ten are rejected, by two filters."""
     spec = SampleSpec(IMAGES, (CAPTION,), filters=(between(4, 99, "high"), between(0, 5, "low")))
-    data = loader(rich, spec, num_workers=workers, max_broken=0.0, batch_size=8)
+    data = loader(rich, spec, num_workers=2, max_broken=0.0, batch_size=8)
     for batch in take(data, 0, 3):
         assert captions_of(batch) == ["caption of 0004"] * 8
     # From sample s, the walk passes s, s+1, … in the order of the shard until it meets sample 4.
@@ -294,31 +244,18 @@ def test_replacements_for_rejected_samples_do_not_depend_on_workers_and_processe
     assert_shared(partial(loader, rich, spec, random_crop=True, streams=4, shuffle=True), 0, 40, 1)
 
 
-def test_of_rejected_replacements_only_the_json_is_read(rich, monkeypatch):
-    data = loader(rich, SampleSpec(IMAGES, filters=(between(9, 99),)))
-    read, fetch = [], type(data.collection).fetch
-
-    def noted(self, *place):
-        read.append(fetch(self, *place))
-        return read[-1]
-
-    monkeypatch.setattr(type(data.collection), "fetch", noted)
-    data.batch_at([0])
-    assert [set(raw.members) for raw in read] == [{IMAGE, "json"}, *[{"json"}] * 9, {IMAGE, "json"}]
-
-
 def test_when_everything_is_rejected_the_error_names_the_filter(rich, monkeypatch):
     monkeypatch.setattr(samples, "MAX_REJECTED", 300)
     spec = SampleSpec(IMAGES, filters=(between(0, 99, "fine"), between(50, 99, "aesthetics")))
     expected = r"the filter 'aesthetics' rejected 300 of 300 consecutive samples .*a\.tar : 000\d: score = \d; relax"
-    with pytest.raises(InputError, match=expected):
+    with refused(expected):
         loader(rich, spec).batch_at([0])
 
 
 def test_broken_samples_among_rejected_ones_are_counted_apart(tmp_path):
     files = [file for i in range(6) for file in rich_sample(i, **({"json": b"{"} if i == 2 else {}))]
     files += rich_sample(6, jpg=b"no image") + rich_sample(7)
-    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    make_tar(tmp_path / "a.tar", files)
     data = loader(tmp_path, SampleSpec(IMAGES, (CAPTION,), filters=(between(6, 99),)))
     assert captions_of(data.batch_at([0])) == ["caption of 0007"]
     assert data.rejected == {"score": 5} and data.broken == 2 and data.seen == 6
@@ -337,18 +274,11 @@ def accept_ratio(width, height) -> bool:
         ({"width": 10, "height": 4}, "width = 10, height = 4"),
     ],
 )
-def test_records_that_a_filter_cannot_judge_are_rejected(tmp_path, caplog, record, reason):
-    good = json.dumps({"width": 10, "height": 9}).encode()
-    files = [*rich_sample(0, json=json.dumps(record).encode()), *rich_sample(1, json=good)]
-    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
-    data = loader(
-        tmp_path, SampleSpec(IMAGES, (CAPTION,), filters=(JsonFilter("a", ("width", "height"), accept_ratio),))
-    )
-    assert captions_of(data.batch_at([0])) == ["caption of 0001"] and data.rejected == {"a": 1}
-    assert reason in caplog.text
-
-
-# ------------------------------------------------------------------------------------------------------ the spec
+def test_records_that_a_filter_cannot_judge_are_rejected(record, reason):
+    accept = JsonFilter("a", ("width", "height"), accept_ratio)
+    accept.check({"width": 10, "height": 9})
+    with pytest.raises(Rejected, match=reason):
+        accept.check(record)
 
 
 FULL = SampleSpec(IMAGES, (CAPTION,), 4, (EmbeddingSpec(8, "npy"),), (between(2, 99),))
@@ -385,32 +315,31 @@ def test_every_tensor_of_a_chunk_is_pinned(rich, monkeypatch):
     tensors = [copy.index, copy.images, *copy.cond.values()]
     assert [id(tensor) for tensor in tensors] == [id(tensor) for tensor in pinned] and len(tensors) == 6
     assert torch.equal(copy.images, chunk.images) and copy.cond.keys() == chunk.cond.keys()
-    assert copy.rejected == chunk.rejected == {"score": (2, "score = 1")}
+    assert copy.lost is chunk.lost and (chunk.lost.rejected, chunk.lost.reasons) == (
+        {"score": 2},
+        {"score": "score = 1"},
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SampleSpec(), "must hold something"),
         (lambda: SampleSpec(captions=(CAPTION, CAPTION)), "fields of a sample .* mask occurs twice"),
-        (lambda: SampleSpec(IMAGES, filters=(between(0, 1), between(1, 2))), "filters .* score occurs twice"),
+        (lambda: SampleSpec(captions=(CAPTION,), embeddings=(EmbeddingSpec(8, "npy", length=3),)), "mask occurs twice"),
         (lambda: ImageSpec((16, 16), channels=4), "4 channels, but must have 3"),
-        (lambda: ImageSpec((16, 0)), r"image size is \(16, 0\)"),
-        (lambda: EmbeddingSpec(0, "npy"), "width of an embedding is 0"),
-        (lambda: EmbeddingSpec(8, ".npy"), "source of an embedding is '.npy'"),
+        (lambda: ImageSpec((16, 16), window=Window(32, 4)), "crop_size is 32, but must be at most 16"),
+        *(
+            (
+                lambda two=two: SampleSpec(embeddings=(EmbeddingSpec(8, SIDECAR), two)),
+                "one width and length, but .* two",
+            )
+            for two in (EmbeddingSpec(9, SIDECAR, "b"), EmbeddingSpec(8, SIDECAR, "b", length=3))
+        ),
     ],
 )
 def test_impossible_specs_are_refused(make, message):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         make()
-
-
-def test_samples_are_broken_when_the_class_is_not_below_the_number_of_classes(tmp_path):
-    (tmp_path / "a.tar").write_bytes(
-        tar_bytes([*sample("0", "x"), ("0.cls", b"4"), *sample("1", "x"), ("1.cls", b"3")])
-    )
-    data = loader(tmp_path, SampleSpec(num_classes=4))
-    assert data.batch_at([0]).cond.labels.tolist() == [3] and data.broken == 1
 
 
 def crops(**settings) -> tuple[TransformConfig, ...]:
@@ -438,11 +367,6 @@ def test_without_augmentation_crops_lie_in_the_middle(rich):
     assert torch.equal(found, images(10, **settings))
     assert (found - plain).abs().mean() < 0.1 < 0.2 < (plain.flip(3) - plain).abs().mean()
     assert torch.equal(images(random_crop=True, random_flip=True), plain)
-
-
-def test_transforms_exclude_what_they_replace():
-    with pytest.raises(InputError, match="random_flip is a transform too: leave it out beside transforms"):
-        DataConfig(transforms=crops(), random_flip=True)
 
 
 def test_resampling_reaches_the_order_and_held_out_data_do_not_have_it(tmp_path):

@@ -1,17 +1,19 @@
 """Frozen CLIPs: ours from its checkpoints, and what all have in common."""
 
-import pickle
+import json
 import shutil
+import sys
+import types
 
 import pytest
 import torch
 from checkpoint_making import make_classifier_file, make_file
+from refusing import refused
 from torch import nn
 from torch.nn import functional as F
 
-from diff_dalle.config import InputError
-from diff_dalle.embeddings.clip import CLIPS, load_clip
-from diff_dalle.embeddings.contract import Clip, fit_images, weights_digest
+from diff_dalle.embeddings.clip import is_local_file, known_image_size, load_clip
+from diff_dalle.embeddings.contract import fit_images, weights_digest
 from diff_dalle.sampling.classifier import load_classifier
 from diff_dalle.training.task import Task
 
@@ -33,6 +35,7 @@ def clip(path):
 
 
 def test_a_checkpoint_says_all_about_a_clip_of_ours(clip, path):
+    assert known_image_size("diff_dalle", path) == 16
     assert (clip.image_size, clip.embed_dim, clip.text_width, clip.text_length) == (16, 16, 16, 12)
     assert clip.name == f"diff_dalle {path}" and clip.identity.startswith("diff_dalle:")
     assert not clip.training and not any(parameter.requires_grad for parameter in clip.parameters())
@@ -96,19 +99,14 @@ def test_pictures_of_other_sizes_are_resized_and_their_center_is_cropped(clip):
 def test_gray_pictures_get_three_channels_and_others_are_refused(clip):
     gray = images(2, channels=1)
     torch.testing.assert_close(clip.encode_images(gray), clip.encode_images(gray.repeat(1, 3, 1, 1)))
-    with pytest.raises(InputError, match="have 4 channels"):
+    with refused("have 4 channels"):
         clip.encode_images(images(channels=4))
 
 
 def test_texts_of_another_length_are_refused(clip):
     tokens, mask = clip.tokenize(TEXTS[:1], 10)
-    with pytest.raises(InputError, match="reads texts of 12 tokens, but they have 10"):
+    with refused("reads texts of 12 tokens, but they have 10"):
         clip.encode_tokens(tokens, mask)
-
-
-def test_the_tokenizer_can_be_sent_to_a_worker(clip):
-    sent = pickle.loads(pickle.dumps(clip.tokenize))
-    assert torch.equal(sent(TEXTS, 12)[0], clip.tokenize(TEXTS, 12)[0])
 
 
 def test_its_precision_is_its_own(clip, path):
@@ -132,20 +130,55 @@ def test_a_clip_can_be_a_companion(clip):
     assert task.companions["clip"] is clip and len(task.state_dict()) == 2
 
 
-def test_what_cannot_be_loaded_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"clip.make 'open-clip' is unknown; did you mean open_clip"):
-        load_clip("open-clip", "ViT-B-32/laion2b_s34b_b79k", "cpu")
-    with pytest.raises(InputError, match="the CLIP has no model"):
-        load_clip("diff_dalle", "", "cpu")
-    with pytest.raises(InputError, match="does not exist"):
-        load_clip("diff_dalle", str(tmp_path / "none.pt"), "cpu")
-    with pytest.raises(InputError, match="holds a generator, but a classifier is required"):
-        load_clip("diff_dalle", make_file(tmp_path), "cpu")
-    with pytest.raises(InputError, match="precision is 'half'"):
-        load_clip("diff_dalle", make_file(tmp_path), "cpu", "half")
-    with pytest.raises(InputError, match="are 'released', but those of a CLIP of ours must be 'unit'"):
-        load_clip("diff_dalle", make_classifier_file(tmp_path), "cpu", outputs="released")
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        ("", {}, "the CLIP has no model"),
+        ("none.pt", {}, "does not exist"),
+        ("generator", {}, "holds a generator, but a classifier is required"),
+        ("generator", {"precision": "half"}, "precision is 'half'"),
+        ("classifier", {"outputs": "released"}, "are 'released', but those of a CLIP of ours must be 'unit'"),
+        ("x", {"make": "open-clip"}, "clip.make 'open-clip' is unknown; did you mean open_clip"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(tmp_path, path, model, options, reason):
+    model = {"generator": lambda: make_file(tmp_path), "classifier": lambda: path}.get(model, lambda: model)()
+    with refused(reason):
+        load_clip(**{"make": "diff_dalle", "model": model, "device": "cpu", **options})
 
 
-def test_all_makers_are_loaded_by_name():
-    assert set(CLIPS) == {"diff_dalle", "open_clip", "openai"} and issubclass(Clip, nn.Module)
+@pytest.mark.parametrize(
+    ("make", "model", "size"),
+    [
+        ("openai", "ViT-L/14", 224),
+        ("openai", "ViT-B/32:weights.pt", 224),
+        ("openai", "ViT-L/14@336px:w.pt", 336),
+        ("diff_dalle", "none.pt", 0),
+        ("diff_dalle", "s3://bucket/clip.pt", 0),
+    ],
+)
+def test_image_sizes_are_known_before_a_clip_is_loaded(make, model, size):
+    assert known_image_size(make, model) == size
+
+
+def test_models_of_open_clip_are_known_from_its_files_without_importing_it(tmp_path, monkeypatch):
+    package = tmp_path / "open_clip"
+    (package / "model_configs").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    for name, size in (("ViT-L-14-336", 336), ("odd", [192, 256])):
+        (package / "model_configs" / f"{name}.json").write_text(json.dumps({"vision_cfg": {"image_size": size}}))
+    (package / "model_configs" / "broken.json").write_text("[")
+    monkeypatch.delitem(sys.modules, "open_clip", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [known_image_size("open_clip", name) for name in ("ViT-L-14-336/openai", "ViT-L-14-336:w.pt", "odd/tag")]
+    assert found == [336, 336, 256]
+    assert known_image_size("open_clip", "unknown/tag") == known_image_size("open_clip", "broken/tag") == 0
+    monkeypatch.setitem(sys.modules, "open_clip", types.ModuleType("open_clip"))  # without a spec
+    assert known_image_size("open_clip", "ViT-L-14-336/openai") == 0
+
+
+def test_a_command_is_no_local_file(tmp_path, monkeypatch):
+    """Even where a file has its name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipe:cat x").touch()
+    assert is_local_file(str(tmp_path / "pipe:cat x")) and not is_local_file("pipe:cat x")

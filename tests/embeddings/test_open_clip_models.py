@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 from open_clip_making import MEAN, STD, make_open_clip
+from refusing import refused
 from torch.nn import functional as F
 
-from diff_dalle.config import InputError
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.contract import fit_images
 from diff_dalle.text.trained_tokens import find_tokens, parse_token
@@ -82,11 +82,8 @@ def test_text_towers_of_other_libraries_give_embeddings_only(monkeypatch):
     embedding, states, mask = clip.encode_text(TEXTS)
     assert clip.text_width == 0 and states.shape == (3, 9, 0) and embedding.shape == (3, 6)
     assert mask.sum(1).tolist() == [3, 9, 1]  # padding is 1 here
-
-
-def test_the_tokenizer_can_be_sent_to_a_worker(library):
-    tokenize = load_clip("open_clip", NAME, "cpu").tokenize
-    assert torch.equal(pickle.loads(pickle.dumps(tokenize))(TEXTS, 9)[0], tokenize(TEXTS, 9)[0])
+    with refused("train_tokens is set, but the text tower of the CLIP .* is another library's"):
+        _ = clip.tokenizer
 
 
 def test_tokens_can_be_trained(library):
@@ -111,16 +108,10 @@ def test_tokens_can_be_trained(library):
     torch.testing.assert_close(embedding[1], plain[0][2])
     embedding[0, 0].backward()
     assert deltas.grad.any(1).all() and not any(parameter.requires_grad for parameter in clip.parameters())
-    with pytest.raises(InputError, match=r"the token \[star\] exists already"):
+    with refused(r"the token \[star\] exists already"):
         find_tokens(clip.tokenizer, entries[:1])
     pickled = pickle.loads(pickle.dumps(clip.tokenize))
     assert torch.equal(pickled(["[star]"], 9)[0], clip.tokenize(["[star]"], 9)[0])
-
-
-def test_tokens_of_other_text_towers_cannot_be_trained(monkeypatch):
-    monkeypatch.setitem(sys.modules, "open_clip", make_open_clip("foreign"))
-    with pytest.raises(InputError, match="train_tokens is set, but the text tower of the CLIP .* is another library's"):
-        _ = load_clip("open_clip", "HF-B-16/webli", "cpu").tokenizer
 
 
 def test_openai_spells_its_models_in_its_own_way(library):
@@ -141,14 +132,13 @@ def test_a_local_file_has_the_identity_of_the_published_weights(library, tmp_pat
     assert library.created[-1] == ("ViT-B-32", str(file), True)
     colors = load_clip("open_clip", f"ViT-L-14/other:{file}", "cpu")
     assert torch.equal(colors.mean, column([0.5, 0.5, 0.5])) and colors.interpolation == "bilinear"
-    with pytest.raises(InputError, match=r"different normalizations of colors.* TAG one of openai, other"):
+    with refused(r"different normalizations of colors.* TAG one of openai, other"):
         load_clip("open_clip", f"ViT-L-14:{file}", "cpu")
     assert load_clip("open_clip", f"RN50:{file}", "cpu").mean.flatten().tolist() == pytest.approx(MEAN)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision(library, precision):
-    clip, half = (load_clip("open_clip", NAME, "cpu", name) for name in ("fp32", precision))
+def test_half_precision(library):
+    clip, half = (load_clip("open_clip", NAME, "cpu", name) for name in ("fp32", "fp16"))
     found = half.encode_images(images())
     assert found.dtype == torch.float32 and F.cosine_similarity(found, clip.encode_images(images())).min() > 0.99
     assert half.identity == clip.identity and half.network.visual.conv.weight.element_size() == 2
@@ -166,17 +156,17 @@ def test_half_precision(library, precision):
     ],
 )
 def test_what_is_misspelled_is_named(library, model, reason):
-    with pytest.raises(InputError, match=reason):
+    with refused(reason):
         load_clip("open_clip", model, "cpu")
     assert not library.created
 
 
 def test_weights_that_cannot_be_had_are_named(library, tmp_path):
     library.offline = True
-    with pytest.raises(InputError, match=r"cannot be loaded \(RuntimeError: .*no network\); .* ViT-L-14/openai:FILE"):
+    with refused(r"cannot be loaded \(RuntimeError: .*no network\); .* ViT-L-14/openai:FILE"):
         load_clip("openai", "ViT-L/14", "cpu")
     torch.save({"weight": torch.zeros(1)}, tmp_path / "other.pt")
-    with pytest.raises(InputError, match=r"other\.pt cannot be loaded \(RuntimeError: Error.*\)$"):
+    with refused(r"other\.pt cannot be loaded \(RuntimeError: Error.*\)$"):
         load_clip("open_clip", f"ViT-B-32:{tmp_path / 'other.pt'}", "cpu")
 
 
@@ -194,5 +184,5 @@ def test_a_package_that_cannot_be_imported_is_named(monkeypatch, error, reason):
         raise error
 
     monkeypatch.setattr("diff_dalle.images.plugins.importlib.import_module", broken)
-    with pytest.raises(InputError, match=reason):
+    with refused(reason):
         load_clip("open_clip", NAME, "cpu")

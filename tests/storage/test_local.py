@@ -4,9 +4,9 @@ import socket
 import sys
 
 import pytest
+from refusing import refused
 
 from diff_dalle import storage
-from diff_dalle.config import InputError
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sources import find_shards
 
@@ -41,7 +41,7 @@ def test_what_may_block_or_never_end_is_refused(tmp_path, monkeypatch, make, kin
         storage.open_regular,
         files.examine,
     ):
-        with pytest.raises(InputError, match=rf"x\.tar is a {kind}, not a file"):
+        with refused(rf"x\.tar is a {kind}, not a file"):
             use(shard)
 
 
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_read_is_left_out_and_named(tmp_path, monkeypatc
         assert find_shards([str(tmp_path)]) == [str(tmp_path / "a.tar"), str(tmp_path / "z" / "c.tar")]
         assert storage.list_files(str(tmp_path)) == [str(tmp_path / "a.tar")]
     assert caplog.text.count("lost+found cannot be listed and is left out") == 1
-    with pytest.raises(InputError, match=r"lost\+found cannot be read or written: permission denied"):
+    with refused(r"lost\+found cannot be read or written: permission denied"):
         storage.list_files(str(tmp_path / "lost+found"))
 
 
@@ -78,7 +78,6 @@ def test_a_local_file_that_changed_is_noticed(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"0123456789")
     state = storage.size_and_tag(str(path))
-    assert storage.list_with_stats(str(tmp_path)) == [(str(path), *state)]
     assert storage.read_bytes(str(path), 2, 3, state) == b"234"
     os.utime(path, ns=(1, 1))
     with pytest.raises(storage.ChangedError, match="a has changed"):

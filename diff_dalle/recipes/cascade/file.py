@@ -15,7 +15,7 @@ from ...checkpoints.kinds import find_kind
 from ...checkpoints.safetensors import WEIGHTS, write_weights_file
 from ...config import Fault, InputError, faults_of, leaves, named, option, section, settings, spelled, to_dict
 from ...config.bounds import MAX_BATCH, MAX_SIDE
-from ...data.aspect_buckets import AspectConfig
+from ...data.buckets import AspectConfig
 from ...data.filters import filters_option
 from ...data.loader import DataConfig
 from ...distributed.launch import DistributedConfig

@@ -145,7 +145,7 @@ def changing_pictures(data: DataConfig) -> Iterator[Fault]:
     for name in ("random_crop", "random_flip", "saliency"):
         if getattr(data, name):
             yield Fault(f"data.{name}", f"is set, {why}: leave one of them out")
-    if data.aspect.multi_aspect_ratio and data.aspect.bucket_crop == "random":
+    if data.aspect.crops_at_random:
         yield Fault("data.bucket_crop", f"is random, {why}: set it to center")
 
 

@@ -19,7 +19,7 @@ from ...data.samples import Samples
 from ...data.spec import SampleSpec
 from ...distributed.world import World
 from ...embeddings.computing import make_embeddings
-from ...embeddings.material import EmbeddingsConfig, Form, Material
+from ...embeddings.material import EmbeddingsConfig, Material
 from ...embeddings.sources import NAMES
 from ...images.signal import from_uint8
 from ...models.precision import autocast, training_precision
@@ -94,8 +94,8 @@ class _Conditions(Material):
         self.samples = Samples(loader.collection, loader.order, replace(loader.dataset.recipe, augment=False))
         precision = training_precision(PRECISIONS[run.dtype] if run.dtype else "auto", world.device)
         records = {each.what: replace(each.record, dtype=config.dtype) for each in conditions}
-        form = Form(run.latents_path or "", config.dtype, config.batch_size)
-        super().__init__(form, loader.collection, records, precision, world.device)
+        out_dir, size = run.latents_path or "", config.batch_size
+        super().__init__(out_dir, size, loader.collection, records, precision, world.device)
 
     def ordered(self, shard: int, members: list[int]) -> list[int]:
         """By the sizes of their images, so that a batch has few."""

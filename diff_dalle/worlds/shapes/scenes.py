@@ -21,7 +21,7 @@ import numpy as np
 
 from ...config import Fault, named, nearest, option, settings
 from ...config.bounds import MAX_SEED, MAX_SIDE
-from ...data.aspect_buckets import parse_ratio
+from ...data.buckets import parse_ratio
 from ...randomness import random_uniform
 
 SHAPES = ("circle", "square", "triangle", "cross", "ring", "star")

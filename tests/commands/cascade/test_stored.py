@@ -20,7 +20,7 @@ from diff_dalle.commands.prepare import LatentsConfig, latents
 from diff_dalle.data import samples
 from diff_dalle.data.samples import Samples
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.embeddings import shard_embeddings
+from diff_dalle.embeddings import computing
 from diff_dalle.randomness import Draw
 
 SQUARES, FIXED = ("multi_aspect_ratio", None), ("denoising.semantic_scale", [0.75, 0.75])
@@ -271,7 +271,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_it_goes_on_where_it_was_ended(tmp_path, world, common, stored, monkeypatch, capsys):
-    write, calls = shard_embeddings.np.lib.format.write_array, []
+    write, calls = computing.np.lib.format.write_array, []
 
     def interrupted(file, *arguments, **options):
         write(file, *arguments, **options)
@@ -280,7 +280,7 @@ def test_it_goes_on_where_it_was_ended(tmp_path, world, common, stored, monkeypa
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shard_embeddings.np.lib.format, "write_array", interrupted)
+        patch.setattr(computing.np.lib.format, "write_array", interrupted)
         store("stage_c", tmp_path, world, *common["stage_c"])
     assert "Disk: about 0.0 MB in " in capsys.readouterr().out
     assert len(list(tmp_path.rglob("*.npy"))) == 5
