@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -26,23 +26,10 @@ from ..models.latent.config import LatentUnetConfig
 from ..models.latent.stage_b import StageBConfig
 from ..models.latent.stage_c import StageCConfig
 from .autoencoders import Autoencoder
-from .latent_clips import LatentClips, check_width
+from .clips import LatentClips, check_width
 from .request import Request
 from .stage import Stage, StageJob
 from .stage_settings import STAGE_B, StageSettings
-
-
-@dataclass(frozen=True)
-class Companions:
-    """What the stages of a cascade work with.
-
-    stage_a:  decodes what stage B makes; None = there is none.
-    semantic: encodes pictures for stages C and B, and previews what stage C makes; None = there is none.
-    """
-
-    clips: LatentClips
-    stage_a: Autoencoder | None = None
-    semantic: Autoencoder | None = None
 
 
 class LatentStage(Stage):
@@ -65,9 +52,13 @@ class LatentStage(Stage):
         self.clips = LatentClips(None)
         self.autoencoders: tuple[Autoencoder, ...] = ()
 
-    def attach(self, companions: Companions) -> None:
-        """Work with these. Raises InputError for those that it was not trained with."""
-        self.clips = companions.clips
+    def attach(self, clips: LatentClips, stage_a: Autoencoder | None, semantic: Autoencoder | None) -> None:
+        """Work with these. Raises InputError for those that it was not trained with.
+
+        stage_a:  decodes what stage B makes; None = there is none.
+        semantic: encodes pictures for stages C and B, and previews what stage C makes; None = there is none.
+        """
+        self.clips = clips
 
     def _attached(self, signal: LatentSignal, found: Autoencoder | None, identity: str) -> LatentSignal:
         """A signal with the autoencoder that it was trained with, as far as ``identity`` says; None = there is none."""
@@ -97,15 +88,13 @@ class LatentStage(Stage):
         """Prompts, as they are in training."""
         if self._text_from_outside:  # all at once
             self.clips.texts(self.trained_with.text_clip, self, [*request.prompts, request.negative_prompt])
-        return self._text([request.prompts[i] for i in index])
+        return self.text([request.prompts[i] for i in index])
 
-    def _text(self, prompts: Sequence[str]) -> Conditioning:
-        config = self.config
-        if self.tokenizer is not None:
-            tokens, mask = self.tokenizer(list(prompts), config.text.text_length)
-            return Conditioning(tokens=tokens, mask=mask)
+    def text(self, prompts: Sequence[str]) -> Conditioning:
+        """By its own text encoder, or by the CLIP of its training."""
         if not self._text_from_outside:
-            return Conditioning()
+            return super().text(prompts)
+        config = self.config
         known = self.clips.texts(self.trained_with.text_clip, self, prompts)
         pooled, states, mask = (torch.stack(each) for each in zip(*(known[text] for text in prompts), strict=True))
         check_width("model.pooled_width", config.vector_width, pooled.shape[1], self.path)
@@ -119,7 +108,7 @@ class LatentStage(Stage):
             return None
         count = len(next(iter(cond.present().values())))
         everywhere = torch.ones(count, dtype=torch.bool)
-        null, text = cond.drop_embedding(everywhere).drop_semantic(everywhere), self._text([negative_prompt] * count)
+        null, text = cond.drop_embedding(everywhere).drop_semantic(everywhere), self.text([negative_prompt] * count)
         return replace(
             null, tokens=text.tokens, mask=text.mask, text_states=text.text_states, text_pooled=text.text_pooled
         )
@@ -171,9 +160,9 @@ class SemanticStage(LatentStage):
         super().configure(settings)
         self.takes_embeddings = self.config.embedding_width > 0
 
-    def attach(self, companions: Companions) -> None:
-        super().attach(companions)
-        self.signal = self._attached(self.signal, companions.semantic, self.trained_with.semantic)
+    def attach(self, clips: LatentClips, stage_a: Autoencoder | None, semantic: Autoencoder | None) -> None:
+        super().attach(clips, stage_a, semantic)
+        self.signal = self._attached(self.signal, semantic, self.trained_with.semantic)
 
     def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
         """Prompts and image embeddings, zeros without pictures."""
@@ -197,13 +186,13 @@ class ReconstructionStage(LatentStage):
     flags = STAGE_B
     reconstructs = True
 
-    def attach(self, companions: Companions) -> None:
-        super().attach(companions)
+    def attach(self, clips: LatentClips, stage_a: Autoencoder | None, semantic: Autoencoder | None) -> None:
+        super().attach(clips, stage_a, semantic)
         known = self.trained_with
-        self.signal = self._attached(self.signal, companions.stage_a, known.stage_a)
+        self.signal = self._attached(self.signal, stage_a, known.stage_a)
         #: How pictures become the semantic latents that it reads.
         self.read = LatentSignal(self.config.semantic_channels, known.semantic_stride, "a semantic encoder")
-        self.read = self._attached(self.read, companions.semantic, known.semantic)
+        self.read = self._attached(self.read, semantic, known.semantic)
 
     @property
     def tile_divisor(self) -> int:

@@ -19,17 +19,15 @@ from ..checkpoints.model_folder import find_file, open_model
 from ..config import Fault, InputError, disagreements, given, named, quantity
 from ..distributed.world import SINGLE, World
 from ..text.tokenizer import Tokenizer
-from .bar import StepsBar
 from .calling import Calls, Loaded
-from .effects import check_used
-from .embedded import DecoderClip, embedded
+from .clips import DecoderClip, embedded
+from .control import Steering
+from .fitting import check_used, size_multiple, stage_sizes, trained_size, with_low_res
 from .request import Request
-from .sizes import size_multiple, stage_sizes, trained_size, with_low_res
 from .stage import Stage, StageJob, Watch
 from .stage_settings import SETTINGS, StageSettings
 from .stages import adapt, attach_companions, load_stages
-from .steering import Steering
-from .summary import summary, warn_of_other_noise
+from .telling import StepsBar, summary, warn_of_other_noise
 
 Upsampling = StageSettings | Mapping[str, Any]
 

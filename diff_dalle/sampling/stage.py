@@ -32,10 +32,10 @@ from ..models.unet import UNetConfig
 from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
 from .classifier import Guide, load_guide
+from .control import Steering
 from .lora import Loras
 from .request import Request
 from .stage_settings import BASE, ONLY, UPSAMPLERS, StageFlags, StageSettings
-from .steering import Steering
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +262,18 @@ class Stage(ABC):
         if not cond.droppable:
             return None
         count = len(next(iter(cond.present().values())))
-        return cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
+        null = cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
+        if not negative_prompt or self.tokenizer is None:
+            return null
+        text = self.text([negative_prompt] * count)
+        return replace(null, tokens=text.tokens, mask=text.mask)
+
+    def text(self, prompts: Sequence[str]) -> Conditioning:
+        """The prompts as its own text encoder reads them, without which there is none."""
+        if self.tokenizer is None:
+            return Conditioning()
+        tokens, mask = self.tokenizer(list(prompts), self.config.text.text_length)
+        return Conditioning(tokens=tokens, mask=mask)
 
     def check(self, job: StageJob) -> None:
         """InputError for a job that ``sample_batches`` cannot do, before any weights are loaded."""

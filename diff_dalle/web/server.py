@@ -10,9 +10,8 @@ from typing import Any
 from ..commands.serve import AddressConfig
 from .api import Service, create_app
 from .door import Door
-from .refusal import Refusal
-from .shares import Shares
-from .uploads import load_gradio, uploads_folder
+from .gradio_setup import appearance, load_gradio, uploads_folder
+from .refusal import Refusal, Shares
 
 CONNECTIONS = 500  # more are answered 503
 CONNECTIONS_EACH = 64  # of one client; more are closed
@@ -27,15 +26,15 @@ def protocol(seconds: float = HEAD_SECONDS) -> type:
     connections = Shares("connections", CONNECTIONS_EACH)
 
     class Impatient(H11Protocol):
-        held: str | None = None  # the address whose share it has a part of
+        has_share = False
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.wait_for_head()
-            address = self.client[0] if self.client else None
+            self.address = self.client[0] if self.client else None
             try:
-                connections.take(address)
-                self.held = address
+                connections.take(self.address)
+                self.has_share = True
             except Refusal:
                 self.connections.discard(self)  # else a burst of these would reach the limit of all
                 transport.abort()
@@ -46,7 +45,8 @@ def protocol(seconds: float = HEAD_SECONDS) -> type:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.waiting.cancel()
-            connections.give_back(self.held)
+            if self.has_share:
+                connections.give_back(self.address)
             super().connection_lost(exc)
 
         def wait_for_head(self) -> None:
@@ -78,7 +78,6 @@ def with_page(app: Any, service: Service) -> Any:
     """A FastAPI application with the page at "/"."""
     import gradio
 
-    from . import look
     from .page import CSS, build_page
 
     page = build_page(service)
@@ -89,11 +88,8 @@ def with_page(app: Any, service: Service) -> Any:
         app,
         page,
         path="",
-        theme=look.theme(),
-        css=look.CSS + CSS,
         max_file_size=service.limits.body_bytes,
-        footer_links=[],
-        ssr_mode=False,
+        **appearance(CSS),
     )
 
 

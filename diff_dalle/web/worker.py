@@ -124,7 +124,7 @@ class Worker:
         self._running: Job | None = None
         self._places = 0  # taken, and not used yet
         self._closed = False
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # of a lock that one thread may hold several times
         self._thread = threading.Thread(target=self._loop, name="sampling", daemon=True)
         self._thread.start()
 
@@ -133,7 +133,7 @@ class Worker:
         """Takes a place in the queue before pictures are decoded for the job, so that the memory for these is bounded
         too. Raises Refusal if the queue is full."""
         with self._changed:
-            self._check_room()
+            self.check_room()
             self._places += 1
         place = Place()
         try:
@@ -144,7 +144,11 @@ class Worker:
     def check_room(self) -> None:
         """Raises Refusal if the queue is full now."""
         with self._changed:
-            self._check_room()
+            if self._closed:
+                raise Refusal(503, "the server is stopping")
+            waiting = len(self._waiting) + self._places
+            if waiting >= self.max_queue + (self._running is None):  # then one of them is about to run
+                raise Refusal(503, f"busy, try again: {waiting} requests are waiting already")
 
     def _leave(self, place: Place) -> None:
         with self._changed:
@@ -157,19 +161,12 @@ class Worker:
         job = Job(self, work)
         with self._changed:
             if place is None or self._closed:
-                self._check_room()
+                self.check_room()
             else:
                 self._leave(place)
             self._waiting.append(job)
             self._changed.notify()
         return job
-
-    def _check_room(self) -> None:
-        if self._closed:
-            raise Refusal(503, "the server is stopping")
-        waiting = len(self._waiting) + self._places
-        if waiting >= self.max_queue + (self._running is None):  # then one of them is about to run
-            raise Refusal(503, f"busy, try again: {waiting} requests are waiting already")
 
     def withdraw(self, job: Job) -> bool:
         """Take a job from the queue; False if it is not there."""

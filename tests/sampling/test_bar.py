@@ -7,8 +7,8 @@ import pytest
 from checkpoint_making import make_file, sample
 
 import diff_dalle
-from diff_dalle.sampling import bar as bars
-from diff_dalle.sampling.bar import StepsBar
+from diff_dalle.sampling import telling as bars
+from diff_dalle.sampling.telling import StepsBar
 
 
 class Terminal(io.StringIO):

@@ -108,21 +108,6 @@ def test_any_size_that_stage_b_divides(cascade):
             sample(cascade, ["a star"], size=(height, width))
 
 
-def test_the_released_sizes_meet_at_a_ratio_that_is_no_integer(cascade):
-    """24 positions of stage C, trained at 768 pixels and stride 32, for 1024 pixels of stage B: 42.67 pixels each."""
-    before, after = cascade.stages
-
-    class Released:
-        image_size, divisor = 24, 1
-
-    released = type("B", (), {"image_size": 256})
-    found = [type(after).size_before(released, (h // 4, w // 4), Released) for h, w in ((1024, 1024), (1536, 640))]
-    assert found == [(24, 24), (36, 15)]
-    Released.divisor = 2
-    assert type(after).size_before(released, (384, 160), Released) == (36, 16)
-    assert after.size_before((16, 16), before) == (6, 6)
-
-
 def test_stage_b_works_in_tiles(cascade):
     """Given in pixels of the picture; one that covers it changes nothing."""
     request, whole = Request(["a star"], [3]), None
@@ -177,9 +162,6 @@ def plain(star):
         {"t_end": 0.2},
         {"seed": 5},
         {"guidance": {"guidance_scale": 1.0}},
-        {"guidance": {"guidance_scale_end": 2.0}},
-        {"guidance": {"guidance_interval": (0.5, 1.0)}},
-        {"guidance": {"guidance_rescale": 0.0}},
         {"guidance": {"perturbed_attention_scale": 3.0}},
     ],
     ids=str,
@@ -289,7 +271,7 @@ def test_text_comes_from_the_clip_of_the_training(conditioned, clip_path, monkey
     assert distance(images, sample(pipeline, ["a ring"], seed=1)) > 0.05
     assert distance(images, sample(pipeline, PROMPTS[:1], seed=1, negative_prompt="a ring")) > 0.05
     loads = []
-    monkeypatch.setattr("diff_dalle.sampling.embedded.load_clip", lambda *given: loads.append(given))
+    monkeypatch.setattr("diff_dalle.sampling.clips.load_clip", lambda *given: loads.append(given))
     assert close(sample(pipeline, PROMPTS[:1], seed=1), images) and not loads  # kept, with the stages
 
 
@@ -313,11 +295,7 @@ def test_variations_of_a_picture(conditioned, clip_path):
 
 def test_the_place_of_a_clip_and_a_wrong_one(conditioned, clip_path, tmp_path):
     moved = load(conditioned.c, "cpu", **conditioned.rest, clip_path=clip_path)
-    assert sample(moved, ["a star"]).std() > 5
-    (tmp_path / "other").mkdir()
-    other = make_classifier_file(tmp_path / "other", noised=False, classifier_enc_attn_dim=8)
-    with pytest.raises(InputError, match="was trained with diff_dalle"):
-        sample(load(conditioned.c, "cpu", **conditioned.rest, clip_path=other), ["a star"])
+    other = make_classifier_file(tmp_path, noised=False, classifier_enc_attn_dim=8)
     b, c = with_clip(clip_path, moved.stages[0].trained_with.text_clip.identity, 16, 12)
     gone = replace(c.trained_with.text_clip, model=str(tmp_path / "gone.pt"))
     two = replace(c.trained_with, text_clip=gone, image_clip=replace(gone, model=other, identity=""))
@@ -330,8 +308,6 @@ def test_the_place_of_a_clip_and_a_wrong_one(conditioned, clip_path, tmp_path):
     assert sample(found, ["a star"]).std() > 5
     with pytest.raises(InputError, match=r"makes vectors of 8 elements, but .*c\.pt was trained with 16"):
         sample(found, ["a star"], images=list(random_images(1, 20, 20)))
-    with pytest.raises(InputError, match="clip_make is 'diff_dalle', but clip_path is missing"):
-        load(conditioned.c, "cpu", **conditioned.rest, clip_make="diff_dalle")
 
 
 # ------------------------------------------------------------------------------------------ editing and reconstruction
@@ -361,12 +337,10 @@ def test_inpainting_keeps_the_latents_outside_of_the_mask(cascade):
     picture, mask = random_images(1, 64, 64)[0], np.zeros((64, 64), dtype=bool)
     mask[:, 32:] = True
     edit = ImageEdit([picture], [mask])
-    with watching(cascade.stages[0]), watching(cascade.stages[1]):
-        preview, image = stages(cascade, Request(["a star"], [0], edit=edit))
+    _, image = stages(cascade, Request(["a star"], [0], edit=edit))
     known = cascade.stages[1].signal
     kept = known.to_pixels(edit.at([0], (16, 16), known).images)
     assert distance(image[:, :, :24], kept[:, :, :24]) < 0.1 * distance(image[:, :, 40:], kept[:, :, 40:])
-    assert preview.shape == (1, 48, 48, 3)
 
 
 def test_reconstruction_from_the_semantic_latents_of_pictures(files, decoders):
@@ -511,9 +485,3 @@ def test_requests_that_a_cascade_cannot_do_are_refused(files, cascade, decoders)
     ):
         with pytest.raises(InputError, match=message):
             sample(pipeline, ["a star"], **options)
-
-
-@pytest.mark.parametrize("name", ["shift", "t_start", "t_end"])
-def test_a_shift_and_a_range_of_steps_are_for_latent_stages_alone(tmp_path, name):
-    with pytest.raises(InputError, match=f"{name} is 0.5, but only stages B and C of a latent cascade have it"):
-        load(make_file(tmp_path), "cpu").sample(["a star"], progress=False, **{name: 0.5})

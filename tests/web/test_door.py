@@ -17,10 +17,10 @@ from diff_dalle.commands.serve import AddressConfig, Limits
 from diff_dalle.config import InputError
 from diff_dalle.web.api import create_app
 from diff_dalle.web.door import EVENT_BYTES, UPLOADS, Door, host_name
+from diff_dalle.web.gradio_setup import BLOCK, holds, keep, make_room, uploads_folder
 from diff_dalle.web.pictures import png
 from diff_dalle.web.refusal import Refusal
 from diff_dalle.web.server import with_page
-from diff_dalle.web.uploads import BLOCK, holds, keep, make_room, uploads_folder
 
 pytestmark = needs_web
 EDITOR, CONTROL = "Picture to edit", "Picture for the ControlNet"
@@ -227,12 +227,12 @@ def test_few_visitors_upload_at_the_same_time(tmp_path):
         scope = {"type": "http", "method": "POST", "path": "/gradio_api/upload", "headers": []}
         first = [asyncio.ensure_future(door(scope, None, None)) for _ in range(UPLOADS)]
         await asyncio.sleep(0.1)
-        with pytest.raises(Refusal, match="others are uploading"):
+        with pytest.raises(Refusal, match="others have all uploads"):
             await door(scope, None, None)
         for each in first:
             each.cancel()
         await asyncio.gather(*first, return_exceptions=True)
-        assert not door.uploads
+        assert not door.uploads.total
 
     asyncio.run(run())
 

@@ -16,8 +16,7 @@ from diff_dalle.config import InputError
 from diff_dalle.web import door, page, server
 from diff_dalle.web.api import create_app
 from diff_dalle.web.door import PARTS, TEXT_BYTES, BodyLimit, read_json
-from diff_dalle.web.refusal import Refusal
-from diff_dalle.web.shares import Shares
+from diff_dalle.web.refusal import Refusal, Shares
 
 pytestmark = needs_web
 
@@ -91,19 +90,6 @@ def test_a_place_is_taken_when_the_body_is_there(service):
     assert taken and not any(taken)
 
 
-def test_a_full_queue_refuses_before_the_body_is_read(service, monkeypatch):
-    def full():
-        raise Refusal(503, "busy")
-
-    monkeypatch.setattr(service.worker, "check_room", full)
-    read = []
-
-    async def app(scope, receive, send):
-        await create_app(service)(scope, lambda: read.append(1), send)
-
-    assert call(app)[0] == 503 and not read
-
-
 def test_one_client_has_a_share():
     shares = Shares("requests", 2)
     with shares.hold("10.0.0.1"), shares.hold("10.0.0.1"):
@@ -114,7 +100,7 @@ def test_one_client_has_a_share():
         for _ in range(5):
             shares.take("127.0.0.1")  # a proxy's
             shares.take(None)
-    assert not shares.held
+    assert not shares.held and shares.total == 10
 
 
 def test_jobs_of_one_client_leave_places_for_others(service):
@@ -140,7 +126,7 @@ def test_jobs_of_one_client_leave_places_for_others(service):
         gate.open.set()
 
 
-def test_bodies_under_way_are_limited(service, monkeypatch):
+def test_bodies_under_way_are_limited():
     async def reads(scope, receive, send):
         while (await receive()).get("more_body"):
             pass
@@ -148,16 +134,18 @@ def test_bodies_under_way_are_limited(service, monkeypatch):
 
     limit = BodyLimit(reads, 100, 5)
     part = {"type": "http.request", "body": bytes(60), "more_body": False}
-    assert call(limit, part) == (400, {"error": "read"}) and limit.held == 0
-    limit.held = door.BODIES * 100 - 50
-    assert call(limit, part)[0] == 503 and limit.held == door.BODIES * 100 - 50
-    limit.held = 0
-    limit.each.held["10.0.0.1"] = door.BODIES_EACH * 100 - 50
+    bodies, client = limit.bodies, "10.0.0.1"
 
     async def from_client(scope, receive, send):
-        await limit({**scope, "client": ("10.0.0.1", 1)}, receive, send)
+        await limit({**scope, "client": (client, 1)}, receive, send)
 
-    assert call(from_client, part)[0] == 503 and limit.each.held["10.0.0.1"] == door.BODIES_EACH * 100 - 50
+    assert call(from_client, part) == (400, {"error": "read"}) and not bodies.total and not bodies.held
+    bodies.total = most = door.BODIES * 100 - 50
+    status, answer = call(from_client, part)
+    assert status == 503 and "others have all" in answer["error"] and bodies.total == most
+    bodies.total = bodies.held[client] = most = door.BODIES_EACH * 100 - 50
+    status, answer = call(from_client, part)
+    assert status == 503 and "of your address" in answer["error"] and bodies.held[client] == most
 
 
 def test_the_job_of_a_visitor_who_does_not_listen_is_canceled(address, service, monkeypatch):

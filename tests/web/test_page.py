@@ -17,9 +17,8 @@ from diff_dalle.config import to_dict
 from diff_dalle.sampling.stage_settings import BASE, UPSAMPLERS
 from diff_dalle.web.models import Served
 from diff_dalle.web.page import Visits, state_text, status
-from diff_dalle.web.page_inputs import PictureFiles
 from diff_dalle.web.page_values import EDITS, read_wish, record, values_of
-from diff_dalle.web.pictures import Pictures
+from diff_dalle.web.pictures import PictureFiles, Pictures
 from diff_dalle.web.refusal import Refusal
 from diff_dalle.web.wish import Wish
 from diff_dalle.web.worker import Snapshot
@@ -222,7 +221,7 @@ def test_the_settings_of_a_wish_come_back(asked):
     picture = {"path": "picture.png"}
     others = {"lora_factor": 1.0, "edit": next(iter(EDITS)), "amount": 0.5, "control_scale": 1.0, "loras": []}
     editor = {"background": picture, "layers": []} if wish.strength or wish.variation else None
-    given = {**others, **values_of(to_dict(wish)), "control": picture, "editor": editor}
+    given = {**others, **values_of(to_dict(wish)), "control_image": picture, "init_image": editor}
     assert read_wish(given, model)[0] == wish
 
 

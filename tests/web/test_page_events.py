@@ -185,11 +185,9 @@ def test_the_pictures_of_a_command_are_offered(visitor):
     [
         ({"Steps": None}, "Steps is empty: enter a number"),
         ({"Images": None}, "Images is empty: enter a number"),
-        ({"Images": 1.5}, "Images is 1.5: enter a whole number"),
-        ({"Seed": None}, "Seed is empty: enter a number"),
-        ({"Guidance_scale": None}, "Guidance scale is empty: enter a number"),
-        ({"Guidance_scale": "x"}, "Guidance scale is &#x27;x&#x27;: enter a number"),
-        ({"Classifier_guidance": None}, "Classifier guidance is empty: enter a number"),
+        ({"Images": 1.5}, "Images is 1.5, but must be an integer"),
+        ({"Guidance_scale": None}, "Guidance scale (1 = off) is empty: enter a number"),
+        ({"Guidance_scale": "x"}, "Guidance scale (1 = off) is &#x27;x&#x27;, but must be a number"),
         ({"Steps": 21}, "Steps is 21, but must be a number of steps, at most 20"),
         ({"Sampler": "eulerr"}, "Sampler is &#x27;eulerr&#x27;"),
         ({"Model": "three"}, "There is no model &#x27;three&#x27;"),
@@ -213,7 +211,7 @@ def test_pictures_of_the_page_are_not_decoded_for_a_full_queue(visitor, service,
     assert gate.started.wait(10)
     give(visitor)
     jobs += [service.worker.submit(print) for _ in range(service.limits.max_queue)]
-    monkeypatch.setattr("diff_dalle.web.page_inputs.decode", None)
+    monkeypatch.setattr("diff_dalle.web.pictures.decode", None)
     answer = visitor.sample(Prompt="a star", Steps=2, Edit="Image to image")[-1]
     assert f"Busy, try again: {service.limits.max_queue} requests" in json.dumps(answer)
     for job in jobs:

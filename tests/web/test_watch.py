@@ -10,7 +10,7 @@ from web_making import inaccessible
 
 from diff_dalle.commands.watch import WatchConfig, parse_watch
 from diff_dalle.config import InputError
-from diff_dalle.web.watch_page import PLOTS, duration, fingerprint, grid_steps, grids_at, lines, status, value_range
+from diff_dalle.web.watch import PLOTS, duration, fingerprint, grid_steps, grids_at, lines, status, value_range
 from diff_dalle.web.watch_run import read_watched
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
