@@ -3,6 +3,7 @@ evaluation."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -207,16 +208,16 @@ class Pipeline(Calls):
             height, width = (stage.signal.scale * length for length in job.size)
             name = f"Upsampling to {width}×{height}" if stage.is_upsampler else "Sampling"
             batches, signals, pixels = -(-len(mine) // job.settings.batch_size), list[Tensor](), list[np.ndarray]()
-            with StepsBar(name, count, batches, progress and world.is_main, watch) as bar:
-
-                def collect(batch: Tensor, stage=stage, signals=signals, pixels=pixels, bar=bar) -> None:
+            with (
+                StepsBar(name, count, batches, progress and world.is_main, watch) as bar,
+                contextlib.closing(stage.sample_batches(replace(job, watch=bar.step), mine, x)) as sampled,
+            ):
+                for batch in sampled:
                     if not stage.decodes_apart:
                         pixels.append(stage.pixels(batch))
                     if stage.decodes_apart or stage is not self.stages[-1]:  # no stage reads the last, largest one
                         signals.append(batch)
                     bar.batch(len(batch) * world.size)
-
-                stage.sample_batches(replace(job, watch=bar.step), mine, x, collect)
             x = torch.cat(signals) if signals else None
             if stage.decodes_apart:
                 pixels = [stage.pixels(signal) for signal in signals]

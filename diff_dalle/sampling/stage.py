@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -320,17 +320,15 @@ class Stage(ABC):
         """The network on tiles."""
         return Tiled(network, settings.tile_size, settings.tile_overlap, self.divisor)
 
-    def sample_batches(
-        self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
-    ) -> None:
-        """Sample the request's images with these indices; call ``emit`` with each batch in the order of ``index``, as
-        the next stage reads it: [n, C, *job.size] float32 on the CPU.
+    def sample_batches(self, job: StageJob, index: Sequence[int], low_res: Tensor | None) -> Iterator[Tensor]:
+        """Sample the request's images with these indices, in batches in the order of ``index``, as the next stage reads
+        them: [n, C, *job.size] float32 on the CPU.
 
         low_res: an upsampler's input, [len(index), C, h, w], from the stage before it.
         """
         try:
             with autocast(self.precision, self.device):
-                self._sample_batches(job, index, low_res, emit)
+                yield from self._sample_batches(job, index, low_res)
         finally:
             self.release()
             if not self.keep:
@@ -338,9 +336,7 @@ class Stage(ABC):
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()  # this stage's memory, for the next one
 
-    def _sample_batches(
-        self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
-    ) -> None:
+    def _sample_batches(self, job: StageJob, index: Sequence[int], low_res: Tensor | None) -> Iterator[Tensor]:
         request, settings = job.request, job.settings
         network, process, classifier = self.network(), self.process(settings), self.classifier(settings)
         steering, control = self.steering, request.control
@@ -382,7 +378,7 @@ class Stage(ABC):
                 guide = replace(guide, form=settings.form, limit_first=first, process=own)
             watch = self._watched(job, part, step_count(process, batch.edit))
             x = sample_batch(network, process, batch, settings.sampler, settings.guidance, guide, watch)
-            emit(self.signal.finish(x.cpu()))
+            yield self.signal.finish(x.cpu())
 
     def _watched(self, job: StageJob, part: Sequence[int], steps: int) -> Callable[[Step], object] | None:
         """What is called with each step of the images ``part``, on behalf of the job's ``watch``."""
@@ -405,7 +401,7 @@ class Stage(ABC):
     def continued(self, cond: Conditioning, low_res: Tensor, seeds: Sequence[int], job: StageJob) -> Conditioning:
         """``cond`` with the low-resolution image, blurred and noised as the settings say."""
         images = low_res.to(self.device, memory_format=torch.channels_last)  # the networks' format
-        levels = (float(value) for value in (job.settings.noise_level, job.settings.blur_level))
-        level, sigma = (torch.full((len(images),), value, device=self.device) for value in levels)
+        given = job.settings.noise_level, job.settings.blur_level
+        level, sigma = (torch.full((len(images),), float(value), device=self.device) for value in given)
         noise = seeds_draw(seeds, job.index, self.device).normal("low-resolution noise", images.shape[1:])
         return replace(cond, **self.degradation.apply(images, sigma, level, noise))

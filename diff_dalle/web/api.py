@@ -18,7 +18,7 @@ from .pictures import PICTURES, Pictures, base64_png, png, read_pictures
 from .refusal import Refusal, Shares, address_of
 from .repeat import command_line, python_code
 from .wish import Result, Wish, check_wish, size_asked, work_of
-from .worker import Job, Place, Snapshot, Worker
+from .worker import Job, Snapshot, Worker
 
 POLL = 0.02  # seconds between two looks at a job
 FORMATS = ("png", "json")
@@ -40,7 +40,7 @@ class Service:
         """``reader(*arguments)`` in one of the few threads that decode pictures."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, reader, *arguments)
 
-    def submit(self, wish: Wish, pictures: Pictures, place: Place | None = None) -> Job:
+    def submit(self, wish: Wish, pictures: Pictures, place: Job | None = None) -> Job:
         """Queue a wish. Raises InputError as ``work_of`` and, without a place, Refusal for a full queue."""
         return self.worker.submit(work_of(wish, pictures, self.models, self.limits), place)
 

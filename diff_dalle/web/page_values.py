@@ -21,15 +21,16 @@ EDITS = {
     "Image to image": "strength",
     "Variations": "variation",
 }
+TEXTS = ("prompt", "negative_prompt")  # which may be empty
 # Settings of a wish that are controls of the page: those with one of their own, and the others of each kind of stage.
 SAME = (
-    *("model", "prompt", "negative_prompt", "label", "seed", "num_images", "sampler", "steps", "guidance_scale"),
+    *("model", *TEXTS, "label", "seed", "num_images", "sampler", "steps", "guidance_scale"),
     *("classifier_scale", "control_scale"),
 )
 MORE = {kind: [flag for flag in kind.flags if flag in LEAVES and flag not in SAME] for kind in KINDS}
 # What a model must have for a control to be of use.
 _NEEDED = {
-    **dict.fromkeys(("prompt", "negative_prompt"), "has_text"),
+    **dict.fromkeys(TEXTS, "has_text"),
     **dict.fromkeys(("loras", "lora_factor"), "loras"),
     "label": "num_classes",
     "guidance_scale": "guidable",
@@ -70,10 +71,11 @@ def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles
     values: by the controls' names, as the browser sends them, which may be anything.
     """
     used = {name: values[name] for name in (*SAME, "lora_factor", "amount") if is_used(name, model)}
-    InputError.check(Fault(name, "is empty: enter a number") for name, value in used.items() if value is None)
+    empty = [name for name, value in used.items() if value is None and name not in TEXTS]
+    InputError.check(Fault(name, "is empty: enter a number") for name in empty)
     kind = EDITS.get(str(values["edit"]), "")
     files = PictureFiles.of(values["control_image"] if model.controlnet else None, values["init_image"], kind == "mask")
-    asked = {name: used[name] for name in SAME if name in used} | {"model": model.name}
+    asked = {name: used[name] for name in SAME if used.get(name) is not None} | {"model": model.name}
     if "control_image" not in files.files:
         del asked["control_scale"]
     if model.loras and isinstance(values["loras"], list):

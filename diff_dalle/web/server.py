@@ -18,7 +18,7 @@ CONNECTIONS_EACH = 64  # of one client; more are closed
 HEAD_SECONDS = 10.0  # for a client to send the head of a request
 
 
-def protocol(seconds: float = HEAD_SECONDS) -> type:
+def protocol() -> type:
     """uvicorn's HTTP/1.1 with two limits that it has not: a connection on which no request begins in time, or begins
     but does not get beyond its head, is closed, and so are those of a client that has too many."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -50,7 +50,7 @@ def protocol(seconds: float = HEAD_SECONDS) -> type:
             super().connection_lost(exc)
 
         def wait_for_head(self) -> None:
-            self.waiting = self.loop.call_later(seconds, self.close_without_head, self.cycle)
+            self.waiting = self.loop.call_later(HEAD_SECONDS, self.close_without_head, self.cycle)
 
         def close_without_head(self, cycle: Any) -> None:
             """cycle: the request that had come last when the wait began."""

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cascade_making import make_stages
-from checkpoint_making import make_classifier_file, make_file, samples_in
-from control_making import make_controlnet
-from lora_making import make_lora
+from checkpoint_making import samples_in
 from PIL import Image
-from web_making import Gate, call, client_of, make_service, needs_web, pixels
+from web_making import Gate, call, client_of, equipped, make_service, needs_web, pixels
 
 from diff_dalle.commands.serve import Limits
 from diff_dalle.config import InputError
@@ -38,31 +35,8 @@ def text(picture):
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    base, stages = make_file(folder), make_stages(folder)
-    return {
-        "base": base,
-        "classifier": make_classifier_file(folder),
-        "controlnet": make_controlnet(base, folder / "edges.pt"),
-        "loras": tuple(make_lora(folder / f"{name}.safetensors", base) for name in ("red", "soft")),
-        "low": stages["base"],
-        "middle": stages["middle"],
-    }
-
-
-@pytest.fixture(scope="module")
 def service(files):
-    models = f"one={files['base']},cascade={files['low']}"
-    classifier, controlnet = f"one={files['classifier']}", f"one={files['controlnet']}"
-    made = make_service(
-        models,
-        LIMITS,
-        upsampler_paths=f"cascade={files['middle']}",
-        classifier_path=classifier,
-        controlnet=controlnet,
-        lora=tuple(f"one={path}" for path in files["loras"]),
-    )
+    made = equipped(files, LIMITS)
     yield made
     made.close()
 

@@ -7,7 +7,6 @@ import socket
 import time
 
 import pytest
-from checkpoint_making import make_file
 from page_client import Visitor, send
 from web_making import Gate, call, client_of, make_service, needs_web, serving
 
@@ -22,16 +21,10 @@ pytestmark = needs_web
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    made = make_service(make_file(tmp_path_factory.mktemp("fairness")), Limits(max_body=1, max_queue=2))
+def service(files):
+    made = make_service(files["base"], Limits(max_body=1, max_queue=2))
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def address(service):
-    with serving(service) as found:
-        yield found
 
 
 def test_values_are_counted_before_they_are_parsed(monkeypatch):
@@ -81,7 +74,7 @@ def test_a_place_is_taken_when_the_body_is_there(service):
     class Watched:
         async def __call__(self, scope, receive, send):
             async def listened():
-                taken.append(service.worker._places)
+                taken.append(len(service.worker._waiting))
                 return await receive()
 
             await create_app(service)(scope, listened, send)
@@ -179,7 +172,8 @@ def test_connections_without_a_request_are_closed(head, service, monkeypatch):
     import uvicorn
 
     config = uvicorn.Config
-    monkeypatch.setattr(uvicorn, "Config", lambda app, **given: config(app, http=server.protocol(0.3), **given))
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(uvicorn, "Config", lambda app, **given: config(app, http=server.protocol(), **given))
     with serving(service, create_app(service)) as here:
         with connect(here, head) as place:
             assert place.recv(100) == b""
@@ -242,11 +236,6 @@ def test_connections_of_one_client_are_limited(service, monkeypatch):
             place.sendall(request)
             assert b"200 OK" in place.recv(10_000)
         others.pop().close()
-
-
-@pytest.mark.parametrize("path", ["/gradio_api/file=%00", "/gradio_api/file=/tmp/%00x", "/openapi.json", "/docs"])
-def test_nothing_is_at_these_addresses(path, address):
-    assert send(f"{address}{path}")[0] == 404
 
 
 def test_an_origin_that_is_no_url_is_another_site(address):

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from cascade_making import make_stages
-from checkpoint_making import make_file
 from PIL import Image
 from web_making import Gate, inaccessible, make_service, needs_web
 
@@ -30,11 +28,9 @@ needs_browser = pytest.mark.skipif(not CHROMIUM, reason="there is no browser: ap
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
-    stages = make_stages(folder)
-    models, few = f"one={make_file(folder)},two={stages['base']}", Limits(max_steps=6)
-    made = make_service(models, few, upsampler_paths=f"two={stages['middle']}")
+def service(files):
+    models = f"one={files['base']},two={files['low']}"
+    made = make_service(models, Limits(max_steps=6), upsampler_paths=f"two={files['middle']}")
     yield made
     made.close()
 
