@@ -11,7 +11,7 @@ import numpy as np
 from ..commands.serve import Limits
 from ..config import InputError
 from ..diffusion.samplers import SAMPLERS
-from ..sampling.stage_settings import BASE, STAGE_B, UPSAMPLERS, StageFlags
+from ..sampling.stage_settings import BASE, STAGE_B, UPSAMPLERS
 from .api import POLL, Service
 from .models import Served
 from .page_values import (
@@ -124,9 +124,11 @@ class Visits:
                     del self.jobs[visitor]
 
 
-def looks_of(model: Served, limits: Limits) -> dict[str, dict[str, Any]]:
-    """What the controls that depend on the model show, by their names."""
-    looks: dict[str, dict[str, Any]] = {name: {"visible": is_used(name, model)} for name in CHANGING}
+def looks_of(model: Served, limits: Limits) -> dict[Any, dict[str, Any]]:
+    """What the parts of the page that depend on the model show: controls by their names, and groups of them."""
+    looks: dict[Any, dict[str, Any]] = {name: {"visible": is_used(name, model)} for name in CHANGING}
+    looks |= {kind: {"visible": kind in model.kinds} for kind in GROUPS}
+    looks["control"] = {"visible": bool(model.controlnet)}
     looks |= {"sampler": {"value": model.sampler}, "steps": {"value": min(model.steps, limits.max_steps)}}
     looks["guidance_scale"]["value"] = model.guidance
     looks["classifier_scale"]["value"] = 0
@@ -142,11 +144,12 @@ def build_page(service: Service) -> Any:
     limits, served, visits = service.limits, service.models.served, Visits(service)
     first = next(iter(served.values()))
     looks = looks_of(first, limits)
-    groups: dict[StageFlags, Any] = {}
     controls: dict[str, Any] = {}
+    parts: dict[Any, Any] = {}  # these, and the others that change
 
     def add(name: str, component: Callable[..., Any], *values: Any, **look: Any) -> None:
-        controls[name] = component(*values, label=label_of(name), **look, **looks.get(name, {}))
+        made = component(*values, label=label_of(name), **look, **looks.get(name, {}))
+        controls[name] = parts[name] = made
 
     with gr.Blocks(title="diff_dalle", analytics_enabled=False, delete_cache=(600, VISIT_SECONDS)) as page:
         gr.Markdown("# diff_dalle\nDescribe an image, or choose an example, and press **Sample**.")
@@ -154,7 +157,7 @@ def build_page(service: Service) -> Any:
             with gr.Column(scale=2, min_width=320):
                 add("model", gr.Dropdown, list(served), value=first.name)
                 add("prompt", gr.Textbox, lines=2, max_length=limits.max_prompt)
-                examples = gr.Dataset(components=["textbox"], label="Examples", **looks["examples"])
+                examples = parts["examples"] = gr.Dataset(components=["textbox"], label="Examples", **looks["examples"])
                 add("label", gr.Number, 0, precision=0, minimum=0)
                 with gr.Row():
                     start = gr.Button("Sample", variant="primary", min_width=120)
@@ -177,14 +180,14 @@ def build_page(service: Service) -> Any:
                     add("loras", gr.CheckboxGroup)
                     add("lora_factor", gr.Slider, -2, 2, 1, step=0.05)
                 for kind, title in GROUPS.items():
-                    with gr.Accordion(title, open=False, visible=kind in first.kinds) as groups[kind]:
+                    with gr.Accordion(title, open=False, **looks[kind]) as parts[kind]:
                         for flag in MORE[kind]:  # empty as long as they are the checkpoint's
                             leaf = LEAVES[flag]
                             if leaf.choices and leaf.default is None:
                                 add(flag, gr.Dropdown, [(USUAL, ""), *leaf.choices], value="", info=leaf.help)
                             else:
                                 add(flag, gr.Textbox, info=leaf.help, placeholder=USUAL)
-                with gr.Accordion("Control by a picture", open=False, visible=bool(first.controlnet)) as control_group:
+                with gr.Accordion("Control by a picture", open=False, **looks["control"]) as parts["control"]:
                     add("control_image", picture_upload)
                     add("control_scale", gr.Slider, 0, 2, 1, step=0.05)
                 with gr.Accordion("Edit a picture", open=False):
@@ -247,12 +250,8 @@ def build_page(service: Service) -> Any:
             }
 
         def change_model(name: str) -> dict:
-            model = service.models.find(name)
-            looks = looks_of(model, limits)
-            updates = {examples: gr.update(**looks.pop("examples"))}
-            updates |= {controls[control]: gr.update(**look) for control, look in looks.items()}
-            updates[control_group] = gr.update(visible=bool(model.controlnet))
-            return updates | {group: gr.update(visible=kind in model.kinds) for kind, group in groups.items()}
+            changed = looks_of(service.models.find(name), limits)
+            return {parts[part]: gr.update(**look) for part, look in changed.items()}
 
         def choose(entries: list[dict], event: gr.SelectData) -> dict:
             if not isinstance(event.index, int) or not 0 <= event.index < len(entries):
@@ -282,12 +281,9 @@ def build_page(service: Service) -> Any:
         )
         stop.click(end, concurrency_limit=None, **private)
         page.unload(end)
-        shifting = [examples, control_group, *groups.values()]
-        changed = [*(controls[name] for name in looks if name in controls), *shifting]
-        controls["model"].input(change_model, controls["model"], changed, **private)
-        again = [*controls.values(), *shifting, *repeats]
+        controls["model"].input(change_model, controls["model"], [parts[part] for part in looks], **private)
         examples.click(lambda row: row[0], examples, controls["prompt"], **private)
-        past.select(choose, history, again, **private)
+        past.select(choose, history, [*parts.values(), *repeats], **private)
     return page.queue(api_open=False, max_size=64)
 
 

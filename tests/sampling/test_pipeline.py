@@ -8,7 +8,7 @@ from checkpoint_making import make_file, sample
 
 from diff_dalle.checkpoints.checkpoint import Identity, save_file
 from diff_dalle.config import InputError, expectations
-from diff_dalle.diffusion import SAMPLERS, DiffusionConfig, GuidanceConfig
+from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.images.pixels import to_uint8
@@ -62,9 +62,7 @@ def test_a_flow_samples_and_edits(tmp_path):
     """With text, guidance and steps in its times; known pixels stay."""
     flow = {"noise_schedule": "flow", "diffusion_steps": 1000, "prediction": "x_start", "loss_space": "flow"}
     pipeline, image = load(make_file(tmp_path, **flow), "cpu"), random_images(1, 16, 16)[0]
-    for name in SAMPLERS:
-        images = sample(pipeline, ["a star"], sampler=SamplerConfig(name, 4))
-        assert images.shape == (1, 16, 16, 3) and images.std() > 1
+    assert sample(pipeline, ["a star"]).std() > 1
     hole = np.arange(16)[:, None].repeat(16, 1) < 8
     inpainted = sample(pipeline, ["a star"], edit=ImageEdit([image], [hole]))[0]
     assert (inpainted[~hole] == image[~hole]).all() and (inpainted[hole] != image[hole]).any()
