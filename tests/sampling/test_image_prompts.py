@@ -85,8 +85,6 @@ def test_a_picture_stands_for_its_embedding(make, clip):
     assert np.array_equal(images, sample(pipeline, embeddings=embeddings, seed=3))
     more = sample(pipeline, images=PICTURES, seed=3, num_samples=7)
     assert np.array_equal(more, sample(pipeline, embeddings=embeddings[[0, 1, 2] * 2 + [0]], seed=3))
-    assert np.array_equal(sample(pipeline, images=PICTURES, num_samples=2, seed=3), images[:2])
-    assert np.array_equal(sample(pipeline, images=np.stack(PICTURES[1:2]), seed=4), images[1:2])
 
 
 def test_the_clip_sees_what_the_decoder_makes(make, clip):
@@ -157,7 +155,6 @@ def test_an_interpolation_goes_from_one_picture_to_the_other_with_the_same_noise
     assert np.array_equal(strip[[0, 3]], sample(pipeline, embeddings=ends, seeds=[6, 6]))
     between = slerp(*ends, np.array([1 / 3, 2 / 3]))
     assert np.array_equal(strip[1:3], sample(pipeline, embeddings=between, seeds=[6, 6]))
-    assert np.array_equal(sample(pipeline, **two, seed=6, num_samples=1), strip[:1])
     more = sample(pipeline, **two, seed=6, num_samples=8)
     assert np.array_equal(more[:4], strip)
     assert np.array_equal(more[4:], sample(pipeline, **two, seed=7)) and not np.array_equal(more[4:], strip)

@@ -460,17 +460,11 @@ def test_requests_that_a_cascade_cannot_do_are_refused(files, cascade, decoders)
         (cascade, {"classifier": "clip.pt"}, "a classifier sees pictures, not the latents"),
         (
             cascade,
-            {"upsampling": StageSettings(guidance=UNGUIDED, tile_size=12)},
-            "(--)?tile_size is 12, but must be a multiple of 8",
-        ),
-        (
-            cascade,
             {"upsampling": StageSettings(guidance=UNGUIDED, noise_level=0.1)},
             "noise_level is 0.1, but only upsamplers have it",
         ),
         (cascade, {"shift": 0.0}, "shift is 0, but must be above 0"),
         (cascade, {"t_start": 0.2, "t_end": 0.2}, "t_start and t_end are 0.2 and 0.2, but must have"),
-        (cascade, {"images": list(picture)}, "images are given, but no stage is conditioned on image embeddings"),
         (cascade, {"reconstruct": list(picture)}, "pictures to reconstruct .* which stages B and A do alone"),
         (decoders, {}, "b.pt is a stage B alone, which reconstructs pictures: give them with reconstruct"),
         (decoders, {"reconstruct": list(picture), "size": (64, 60)}, "size is 60×64, .*of 8, .* change sample_size"),

@@ -217,7 +217,7 @@ def test_few_visitors_upload_at_the_same_time(tmp_path):
         await asyncio.gather(*first, return_exceptions=True)
         assert not door.uploads.total
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 async def hold(scope, receive, send):
