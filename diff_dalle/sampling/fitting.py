@@ -1,5 +1,6 @@
 """Whether a request fits the stages of a cascade: the size that it gives each, from that of the images or from what the
-cascade continues from; and what of it would have no effect, refused, so that nobody believes it had one."""
+cascade continues from; what of it would have no effect, refused, so that nobody believes it had one; and what a stage
+cannot do."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ from dataclasses import replace
 import numpy as np
 
 from ..config import Fault, InputError, named
-from ..diffusion.editing import EditConfig
+from ..diffusion.editing import EditConfig, shortened
+from ..diffusion.guidance import thresholding
+from ..diffusion.tiling import check_tiles
 from ..images.files import fit_image
 from ..images.pixels import check_pixels
+from ..randomness import check_seeds
 from .classifier import check_guided
 from .lora import loras_of
 from .request import Request, in_turn
-from .stage import Stage
-from .stage_settings import StageSettings
+from .stage import Stage, StageJob
+from .stage_settings import ONLY, StageSettings
 
 
 def trained_size(stages: Sequence[Stage]) -> int:
@@ -153,3 +157,46 @@ def _unused(
             f"images to edit are given, but there is no base generator: upsamplers alone support a mask "
             f"({named('mask')}) only, without strength, variation, inpaint_resamples and inpaint_jump"
         )
+
+
+def check_job(stage: Stage, job: StageJob) -> None:
+    """InputError for a job that a stage cannot do, before any weights are loaded."""
+    request, settings = job.request, job.settings
+    stage.unet.check_size(*job.size)
+    _check_settings(stage, settings)
+    settings.guidance.scales(stage.guidable(stage.conditioning(request, range(len(request))[:1])))
+    for name in ("guidance_scale", "guidance_scale_end") if stage.never_dropped else ():
+        if (scale := getattr(settings.guidance, name)) not in (None, 1.0):
+            raise InputError(
+                f"{name} is {scale:g}, but this network was trained without dropping its conditions "
+                f"({stage.never_dropped}), so it has nothing to guide by: set it to 1"
+            )
+    if (scale := settings.guidance.perturbed_attention_scale) and not stage.unet.has_self_attention:
+        raise InputError(
+            f"perturbed_attention_scale is {scale:g}, but this network has no stage-attention: set it to 0"
+        )
+    thresholding(settings.guidance, stage.signal.value_range)
+    process = stage.process(settings)
+    if stage.steering and request.control:
+        stage.steering.check(request.control, job.size, stage.signal)
+    if settings.seed is not None:
+        check_seeds([settings.seed, settings.seed + len(request) - 1], stage.flags.flag("seed"))
+    if request.edit is not None:
+        settings.sampler.check_edit(request.edit.config)
+        for i in range(len(request.edit.images)):  # one at a time to save memory
+            edit = request.edit.at([i], job.size, stage.signal)
+        shortened(process, edit.strength)
+    if (classifier := stage.classifier(settings)) is not None:
+        classifier.check_fits(job.size, stage.signal, stage.tokenizer)
+        classifier.check_gradient(settings.classifier_gradient)
+        classifier.check_labels(request.labels)
+
+
+def _check_settings(stage: Stage, settings: StageSettings) -> None:
+    """InputError for settings that this kind of stage does not have."""
+    for name in stage.has_no:
+        if getattr(settings, name) != getattr(StageSettings, name):
+            raise InputError(Fault.of(settings, name, f"only {ONLY[name]} have it"))
+    stage.degradation.check_levels(settings.noise_level, settings.blur_level)
+    if settings.tile_size:
+        check_tiles(settings.tile_size, settings.tile_overlap, stage.tile_divisor)

@@ -23,7 +23,7 @@ from ..text.tokenizer import Tokenizer
 from .calling import Calls, Loaded
 from .clips import DecoderClip, embedded
 from .control import Steering
-from .fitting import check_used, size_multiple, stage_sizes, trained_size, with_low_res
+from .fitting import check_job, check_used, size_multiple, stage_sizes, trained_size, with_low_res
 from .request import Request
 from .stage import Stage, StageJob, Watch
 from .stage_settings import SETTINGS, StageSettings
@@ -187,7 +187,7 @@ class Pipeline(Calls):
         jobs = self._jobs(request, settings, sizes)
         for stage, job in zip(self.stages, jobs, strict=True):
             try:
-                stage.check(job)
+                check_job(stage, job)
             except InputError as error:
                 if len(jobs) == 1:
                     raise

@@ -16,26 +16,23 @@ from torch import Tensor, nn
 from ..batch import Conditioning
 from ..checkpoints.decoder import ClipConfig
 from ..checkpoints.loading import SavedNetwork
-from ..config import Fault, InputError, named
+from ..config import InputError, named
 from ..diffusion.augmentation import Degradation
-from ..diffusion.editing import shortened
-from ..diffusion.guidance import thresholding
 from ..diffusion.reverse_process import ReverseProcess
 from ..diffusion.samplers import Step
 from ..diffusion.sampling import SampleBatch, sample_batch, seeds_draw, step_count
-from ..diffusion.tiling import Tiled, check_tiles
+from ..diffusion.tiling import Tiled
 from ..images.signal import Signal
 from ..models.decoder.config import DecoderUnetConfig
 from ..models.latent.config import LatentUnetConfig
 from ..models.precision import autocast, for_inference
 from ..models.unet import UNetConfig
-from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
 from .classifier import Guide, load_guide
 from .control import Steering
 from .lora import Loras
 from .request import Request
-from .stage_settings import BASE, ONLY, UPSAMPLERS, StageFlags, StageSettings
+from .stage_settings import BASE, UPSAMPLERS, StageFlags, StageSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,47 +271,6 @@ class Stage(ABC):
             return Conditioning()
         tokens, mask = self.tokenizer(list(prompts), self.config.text.text_length)
         return Conditioning(tokens=tokens, mask=mask)
-
-    def check(self, job: StageJob) -> None:
-        """InputError for a job that ``sample_batches`` cannot do, before any weights are loaded."""
-        request, settings = job.request, job.settings
-        self.unet.check_size(*job.size)
-        self.check_settings(settings)
-        settings.guidance.scales(self.guidable(self.conditioning(request, range(len(request))[:1])))
-        for name in ("guidance_scale", "guidance_scale_end") if self.never_dropped else ():
-            if (scale := getattr(settings.guidance, name)) not in (None, 1.0):
-                raise InputError(
-                    f"{name} is {scale:g}, but this network was trained without dropping its conditions "
-                    f"({self.never_dropped}), so it has nothing to guide by: set it to 1"
-                )
-        if (scale := settings.guidance.perturbed_attention_scale) and not self.unet.has_self_attention:
-            raise InputError(
-                f"perturbed_attention_scale is {scale:g}, but this network has no self-attention: set it to 0"
-            )
-        thresholding(settings.guidance, self.signal.value_range)
-        process = self.process(settings)
-        if self.steering and request.control:
-            self.steering.check(request.control, job.size, self.signal)
-        if settings.seed is not None:
-            check_seeds([settings.seed, settings.seed + len(request) - 1], self.flags.flag("seed"))
-        if request.edit is not None:
-            settings.sampler.check_edit(request.edit.config)
-            for i in range(len(request.edit.images)):  # one at a time to save memory
-                edit = request.edit.at([i], job.size, self.signal)
-            shortened(process, edit.strength)
-        if (classifier := self.classifier(settings)) is not None:
-            classifier.check_fits(job.size, self.signal, self.tokenizer)
-            classifier.check_gradient(settings.classifier_gradient)
-            classifier.check_labels(request.labels)
-
-    def check_settings(self, settings: StageSettings) -> None:
-        """InputError for settings that this kind of stage does not have."""
-        for name in self.has_no:
-            if getattr(settings, name) != getattr(StageSettings, name):
-                raise InputError(Fault.of(settings, name, f"only {ONLY[name]} have it"))
-        self.degradation.check_levels(settings.noise_level, settings.blur_level)
-        if settings.tile_size:
-            check_tiles(settings.tile_size, settings.tile_overlap, self.tile_divisor)
 
     def tiled(self, network: nn.Module, settings: StageSettings) -> nn.Module:
         """The network on tiles."""

@@ -14,9 +14,8 @@ from ..checkpoints.lora_file import WeightedLora
 from ..config import Fault, InputError
 from ..distributed.devices import use_device
 from ..models.precision import resolve_precision
-from .autoencoders import Autoencoder
 from .clips import LatentClips
-from .latent_stages import LatentStage, ReconstructionStage
+from .latent_stages import Autoencoder, LatentStage, ReconstructionStage
 from .lora import Loras, loras_of, of_guides, with_loras
 from .stage import Stage
 

@@ -21,7 +21,7 @@ from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.images.files import fit_image
 from diff_dalle.images.pixels import from_uint8, to_uint8
 from diff_dalle.images.signal import PixelSignal
-from diff_dalle.sampling.autoencoders import Autoencoder
+from diff_dalle.sampling.latent_stages import Autoencoder
 from diff_dalle.sampling.pipeline import load
 from diff_dalle.sampling.request import ImageEdit, Request
 from diff_dalle.sampling.stage_settings import StageSettings
@@ -236,7 +236,7 @@ def test_pictures_are_decoded_a_few_at_a_time(files, cascade, monkeypatch):
     autoencoder._loaded().decode = lambda latents: seen.append(len(latents)) or decode(latents)
     latents = torch.randn(5, 4, 16, 16)
     whole = autoencoder.decode(latents)
-    monkeypatch.setattr("diff_dalle.sampling.autoencoders.PIXELS", 2 * 64 * 64)
+    monkeypatch.setattr("diff_dalle.sampling.latent_stages.PIXELS", 2 * 64 * 64)
     assert torch.allclose(autoencoder.decode(latents), whole, atol=1e-4) and seen == [5, 2, 2, 1]
     assert close(sample(cascade, PROMPTS), images)
 
