@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from cascade_making import PROMPTS, Share, close, different, edited, random_images
 from decoder_making import WIDTH, make_decoder, save_decoder
-from latent_file_making import make_cascade
 
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.sampling.pipeline import load
@@ -18,10 +17,9 @@ ROWS = {"upsamplers": {"low_res": random_images(3, 8, 8)}, "decoder": {"embeddin
 
 
 @pytest.fixture(scope="module")
-def sample(stage_files, cascade, upsamplers_only, tmp_path_factory):
+def sample(stage_files, latent, cascade, upsamplers_only, tmp_path_factory):
     """Sample some of three rows with a system: each stage's images, as signed integers."""
-    folder = tmp_path_factory.mktemp("systems")
-    latent, decoder = make_cascade(folder), save_decoder(folder / "decoder.pt", make_decoder(2))
+    decoder = save_decoder(tmp_path_factory.mktemp("systems") / "decoder.pt", make_decoder(2))
     systems = {
         "generator": load(stage_files["base"], "cpu"),
         "cascade": cascade,
