@@ -236,9 +236,10 @@ def test_two_networks_are_never_in_memory(stage_files, kind):
     elif kind == "inpainting in tiles":
         chosen = [replace(FAST, sampler=SamplerConfig("heun", 2), tile_size=8, tile_overlap=4)] * 2
         options = edited(mask=np.eye(16, dtype=bool), inpaint_resamples=2)
-    images = stages(reading(unkept, read), ["a star", "a ring"], upsampling=chosen, **options)
+    pipeline = reading(unkept, read)
+    images = stages(pipeline, ["a star", "a ring"], upsampling=chosen, **options)
     assert images[2].shape == (2, 32, 32, 3) and names == paths
-    assert not any(ref() for ref in alive)
+    assert not any(ref() for ref in alive) and not any(stage._classifiers for stage in pipeline.stages)
 
 
 def test_networks_are_kept_on_request_and_a_single_one_by_default(stage_files, cascade):

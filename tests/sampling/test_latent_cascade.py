@@ -389,6 +389,14 @@ def test_one_network_is_in_memory_at_a_time(latent, monkeypatch):
         reconstruct=random_images(2, 64, 64),
     )
     assert order[-3:] == ["semantic", "stage_b", "stage_a"] and not any(ref() for ref in alive)
+    monkeypatch.undo()
+
+    def ended(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sample(pipeline, ["a star"], edit=ImageEdit(list(random_images(1, 64, 64))), watch=ended)
+    assert not any(each._network for stage in pipeline.stages for each in stage.autoencoders)
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
