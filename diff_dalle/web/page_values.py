@@ -70,16 +70,14 @@ def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles
 
     values: by the controls' names, as the browser sends them, which may be anything.
     """
-    used = {name: values[name] for name in (*SAME, "lora_factor", "amount") if is_used(name, model)}
-    empty = [name for name, value in used.items() if value is None and name not in TEXTS]
-    InputError.check(Fault(name, "is empty: enter a number") for name in empty)
     kind = EDITS.get(str(values["edit"]), "")
     files = PictureFiles.of(values["control_image"] if model.controlnet else None, values["init_image"], kind == "mask")
-    asked = {name: used[name] for name in SAME if used.get(name) is not None} | {"model": model.name}
+    asked = {name: values[name] for name in SAME if is_used(name, model)} | {"model": model.name}
+    asked |= {name: asked[name] or "" for name in TEXTS if name in asked}
     if "control_image" not in files.files:
         del asked["control_scale"]
     if model.loras and isinstance(values["loras"], list):
-        asked["lora"] = [f"{name}:{used['lora_factor']}" for name in values["loras"]]
+        asked["lora"] = [f"{name}:{values['lora_factor']}" for name in values["loras"]]
     for flag in (flag for kind in set(model.kinds) for flag in MORE[kind]):
         text = values.get(flag)
         if isinstance(text, str) and text.strip() and is_used(flag, model):
@@ -87,7 +85,8 @@ def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles
     if "init_image" in files.files and kind != "mask":
         if not kind:
             raise InputError(f"edit must be one of {', '.join(EDITS)}")
-        asked[kind] = used["amount"]
+        asked[kind] = values["amount"]
+    InputError.check(Fault(name, "is empty: enter a number") for name, value in asked.items() if value is None)
     texts = {name: value.strip() for name, value in asked.items() if isinstance(value, str)}
     return from_dict(Wish, asked | texts), files
 
