@@ -101,10 +101,11 @@ class Control:
                 "one for all, or one for each"
             )
 
-    def pictures(self, index: Sequence[int], size: tuple[int, int]) -> Tensor:
-        """The pictures of the samples with these indices, [N, 3, *size] in [0, 1]. InputError for another type, and for
-        a ready-made control of another size, whose lines scaling would blur."""
-        found = []
+    def at(self, index: Sequence[int], size: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+        """The pictures of the samples with these indices, [N, 3, *size] in [0, 1], and their masks, bool [N, 1, *size].
+        InputError for another type, for masks of another size than their pictures, and for a ready-made control of
+        another size, whose lines scaling would blur."""
+        images, masks = [], []
         for i in index:
             image = self.images[i % len(self.images)]
             check_pixels("a picture to control by", image, "[H, W, 3]")
@@ -113,19 +114,13 @@ class Control:
                     f"a ready-made control ({named('control_image')}) has {image.shape[1]} × {image.shape[0]} pixels, "
                     f"but must have the size of the sample, {size[1]} × {size[0]}"
                 )
-            found.append(fit_image(image, size))
-        return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).float() / 255
-
-    def masked(self, index: Sequence[int], size: tuple[int, int]) -> Tensor | None:
-        """The masks of these samples, bool [N, 1, *size]. InputError for those of another size than their pictures."""
-        if self.masks is None:
-            return None
-        found = []
-        for i in index:
-            mask, image = self.masks[i % len(self.masks)], self.images[i % len(self.images)]
-            check_mask(mask, image, named("control_mask"))
-            found.append(fit_mask(mask, size))
-        return torch.from_numpy(np.stack(found))[:, None]
+            images.append(fit_image(image, size))
+            if self.masks is not None:
+                mask = self.masks[i % len(self.masks)]
+                check_mask(mask, image, named("control_mask"))
+                masks.append(fit_mask(mask, size))
+        pictures = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255
+        return pictures, torch.from_numpy(np.stack(masks))[:, None] if masks else None
 
 
 class Steering:
@@ -177,8 +172,7 @@ class Steering:
         """InputError for pictures that cannot control samples of this size."""
         pixels = (signal.scale * size[0], signal.scale * size[1])
         for i in range(len(control.images)):  # one at a time to save memory
-            control.masked([i], pixels)
-            control.pictures([i], pixels)
+            control.at([i], pixels)
         self.controls(control, [0], size, signal, [0])
 
     def controls(
@@ -195,7 +189,7 @@ class Steering:
         size, signal: height, width and signal of the samples. stage: its index in the cascade.
         """
         pixels = (signal.scale * size[0], signal.scale * size[1])
-        pictures, masks = control.pictures(index, pixels), control.masked(index, pixels)
+        pictures, masks = control.at(index, pixels)
         config: ControlConfig = self.settings.control
         if control.ready:
             return as_control(pictures, config.channels)
