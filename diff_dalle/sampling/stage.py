@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -276,7 +276,9 @@ class Stage(ABC):
         """The network on tiles."""
         return Tiled(network, settings.tile_size, settings.tile_overlap, self.divisor)
 
-    def sample_batches(self, job: StageJob, index: Sequence[int], low_res: Tensor | None) -> Iterator[Tensor]:
+    def sample_batches(
+        self, job: StageJob, index: Sequence[int], low_res: Tensor | None
+    ) -> Generator[Tensor, None, None]:
         """Sample the request's images with these indices, in batches in the order of ``index``, as the next stage reads
         them: [n, C, *job.size] float32 on the CPU.
 

@@ -117,7 +117,7 @@ class Door:
             more = message.get("more_body", False)
             if len(body) > EVENT_BYTES:
                 raise Refusal(413, f"the settings have more than {EVENT_BYTES >> 10} KiB, the limit")
-        paths = [part.get("path") for part in parts_of(read_json(body)) if isinstance(part, dict)]  # gradio's files
+        paths = [part.get("path") for part in _parts_of(read_json(body)) if isinstance(part, dict)]  # gradio's files
         if not all(isinstance(path, str) and holds(self.folder, path) for path in paths if path is not None):
             raise Refusal(403, "only pictures that were uploaded can be used: upload this one")
         await self.make_room()
@@ -161,12 +161,12 @@ def read_json(body: bytes | bytearray, large: Collection[str] = ()) -> Any:
     except (ValueError, RecursionError):
         raise InputError("the body is not a JSON text") from None
     small = {name: value for name, value in values.items() if name not in large} if isinstance(values, dict) else values
-    if sum(len(part) for part in parts_of(small) if isinstance(part, str)) > TEXT_BYTES:
+    if sum(len(part) for part in _parts_of(small) if isinstance(part, str)) > TEXT_BYTES:
         raise Refusal(413, f"the body has more than {TEXT_BYTES >> 10} KiB beside pictures, the limit")
     return values
 
 
-def parts_of(values: Any) -> Iterator[Any]:
+def _parts_of(values: Any) -> Iterator[Any]:
     """A JSON value with all keys and values in it."""
     waiting = [values]
     while waiting:
