@@ -6,9 +6,9 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.serve import ServeRun
 from diff_dalle.distributed.launch import launch, run_script
 from diff_dalle.web.api import Service
+from diff_dalle.web.gradio_setup import load_gradio
 from diff_dalle.web.models import Models
 from diff_dalle.web.server import serve
-from diff_dalle.web.uploads import load_gradio
 
 
 def main():

@@ -15,8 +15,8 @@ from checkpoint_making import FEW, make_run, save_model
 from diff_dalle.checkpoints.loading import SavedNetwork
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.editing import EditConfig
-from diff_dalle.sampling.generator_stage import UPSAMPLER_DEFAULTS
 from diff_dalle.sampling.pipeline import Pipeline
+from diff_dalle.sampling.pixel_stages import UPSAMPLER_DEFAULTS
 from diff_dalle.sampling.request import ImageEdit, Request
 from diff_dalle.sampling.stage import Stage
 from diff_dalle.sampling.stage_settings import UPSAMPLERS, StageSettings, UpsamplersConfig, settings_of_stages

@@ -33,7 +33,7 @@ class GeneratorSettings(NetworkKind):
     network = Generator
     title = "generator"
     does = "text-to-image"
-    stage = "generator_stage.GeneratorStage"
+    stage = "pixel_stages.GeneratorStage"
     checkpoint_flag = "use_checkpoint"
     checkpointing = "model.unet.use_checkpoint"
 
@@ -163,7 +163,7 @@ class DecoderSettings(NetworkKind):
     network = DecoderUnet
     title = "decoder of CLIP image embeddings"
     does = "image-to-image"
-    stage = "unet_stage.UnetStage"
+    stage = "pixel_stages.UnetStage"
     checkpoint_flag = "checkpoint_during_training"
 
     decoder: DecoderConfig = section(DecoderConfig)

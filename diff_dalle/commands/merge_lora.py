@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import storage
 from ..config import Fault, InputError, option, settings
-from ..sampling.lora_config import accept_option, lora_option
+from ..sampling.lora import accept_option, lora_option
 
 if TYPE_CHECKING:  # settings need no torch
     from torch import Tensor, nn

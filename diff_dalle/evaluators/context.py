@@ -26,13 +26,12 @@ from ..embeddings.contract import Clip
 from ..images.signal import from_uint8, to_uint8
 from ..randomness import random_uniform
 from ..sampling.classifier import Classifier, Guide, load_guide
-from ..sampling.control import Control
-from ..sampling.embedded import DecoderClip
+from ..sampling.clips import DecoderClip
+from ..sampling.control import Control, Steering
 from ..sampling.lora import of_guides
 from ..sampling.pipeline import Pipeline, load
 from ..sampling.request import ImageEdit, Request, in_turn
 from ..sampling.stage_settings import StageSettings, settings_of_stages
-from ..sampling.steering import Steering
 from ..text.tokenizer import Tokenizer
 from ..worlds.shapes.prompts import TASKS, ShapePrompt, shape_prompts
 from ..worlds.shapes.render import render

@@ -111,7 +111,7 @@ def _table(scores: dict) -> Table:
 def _shown(control_filter: ControlFilter, control: Control, image_size: int, seed: int) -> np.ndarray:
     """The first controls as pictures, uint8 [n, H, W, 3]."""
     index, size = range(min(GRID_ROWS, len(control.images))), (image_size, image_size)
-    pictures = control.pictures(index, size)
-    found = control_filter(pictures, Draw(seed, torch.tensor(list(index))), control.masked(index, size))
+    pictures, masks = control.at(index, size)
+    found = control_filter(pictures, Draw(seed, torch.tensor(list(index))), masks)
     shown = control_filter.shown(found, pictures)
     return (255 * shown).round().byte().permute(0, 2, 3, 1).numpy()

@@ -37,9 +37,6 @@ class Loaded:
     arguments: Mapping[str, Any]
     paths: Mapping[str, Sequence[str]]
 
-    def again(self, device: str | torch.device) -> Any:
-        return self.load(**{**self.arguments, "device": device})
-
 
 class Calls:
     """What a pipeline does beside sampling. loaded: None for one that was made of stages."""
@@ -59,7 +56,8 @@ class Calls:
 
         Raises InputError for a device that is not there, and for a pipeline that ``load`` did not make.
         """
-        self.__dict__.update(self._as_loaded.again(device).__dict__)
+        loaded = self._as_loaded
+        self.__dict__.update(loaded.load(**{**loaded.arguments, "device": device}).__dict__)
         return self
 
     @property

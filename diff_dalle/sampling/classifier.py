@@ -318,8 +318,9 @@ def load_classifier(
 ) -> Classifier:
     """A noised CLIP from its checkpoint; arguments and errors as for ``pipeline.load``."""
     loras = Loras.read([lora] if isinstance(lora, str) else lora, accept_changed_base)
-    (saved, *_), resolved = open_networks(path, tuple(CLIPS), bpe_path), use_device(device)
-    return CLIPS[saved.settings.name](loras.given_to(saved), resolved, resolve_precision(precision, resolved))
+    guide = load_guide(path, device, precision, bpe_path, loras, tuple(CLIPS))
+    assert isinstance(guide, Classifier)
+    return guide
 
 
 def load_guide(
@@ -328,10 +329,11 @@ def load_guide(
     precision: str = "auto",
     bpe_path: str = "",
     loras: Loras = Loras(),  # noqa: B008  (immutable)
+    kinds: Sequence[str] = GUIDES,
 ) -> Guide:
-    """A noised CLIP, or a classifier of classes, from its checkpoint, with LoRAs; other arguments and errors as for
-    ``pipeline.load``."""
-    (saved, *_), resolved = open_networks(path, GUIDES, bpe_path), use_device(device)
+    """A noised CLIP, or a classifier of classes, from its checkpoint, with LoRAs; kinds: of networks that it may be.
+    Other arguments and errors as for ``pipeline.load``."""
+    (saved, *_), resolved = open_networks(path, kinds, bpe_path), use_device(device)
     made = CLIPS.get(saved.settings.name, LabelClassifier)
     return made(loras.given_to(saved), resolved, resolve_precision(precision, resolved))
 

@@ -1,10 +1,11 @@
-"""The stages of a latent cascade: C makes semantic latents from text, B makes latents of stage A from those."""
+"""The stages of a latent cascade: C makes semantic latents from text, B makes latents of stage A from those; and the
+autoencoders, which are loaded while pictures become latents or latents pictures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,32 +16,90 @@ from torch.nn import functional as F
 
 from ..batch import Conditioning
 from ..checkpoints.cascade import TrainedWith
+from ..checkpoints.loading import open_network
 from ..config import InputError, named
 from ..diffusion.augmentation import Degradation
 from ..diffusion.log_snr import LogSnrProcess
 from ..diffusion.process import Process
 from ..diffusion.tiling import Tiled
+from ..embeddings.contract import weights_digest
 from ..images.signal import LatentSignal, from_uint8
 from ..models.latent.config import LatentUnetConfig
 from ..models.latent.stages import StageBConfig, StageCConfig
-from .autoencoders import Autoencoder
-from .latent_clips import LatentClips, check_width
+from ..models.precision import autocast, for_inference
+from .clips import LatentClips, check_width
 from .request import Request
 from .stage import Stage, StageJob
 from .stage_settings import STAGE_B, StageSettings
 
+PIXELS = 2**20  # of the pictures that are encoded or decoded at once
 
-@dataclass(frozen=True)
-class Companions:
-    """What the stages of a cascade work with.
 
-    stage_a:  decodes what stage B makes; None = there is none.
-    semantic: encodes pictures for stages C and B, and previews what stage C makes; None = there is none.
+class Autoencoder:
+    """Stage A, or a semantic encoder with its previewer, from its checkpoint.
+
+    kind:      "stage_a" or "semantic".
+    precision: fp32, bf16 or fp16.
+    keep:      keep the weights in memory; False = until ``release``.
+
+    Raises InputError for a checkpoint of anything else.
     """
 
-    clips: LatentClips
-    stage_a: Autoencoder | None = None
-    semantic: Autoencoder | None = None
+    def __init__(self, path: str, kind: str, device: torch.device, precision: str = "fp32", keep: bool = True):
+        self.saved, self.device, self.precision, self.keep = open_network(path, kind), device, precision, keep
+        config: Any = self.saved.settings.model
+        self.path, self.kind, self.stride = path, kind, config.stride
+        self.channels: int = config.latent_channels if kind == "stage_a" else config.semantic_channels
+        self._network: Any = None
+
+    @cached_property
+    def identity(self) -> str:
+        """Of its weights, as checkpoints of stages B and C record it."""
+        return weights_digest(self.saved.weights())
+
+    def check(self, channels: int, stride: int, identity: str, path: str) -> None:
+        """InputError unless its latents are those that the stage at ``path`` was trained with.
+
+        identity: what that checkpoint says; empty = nothing.
+        """
+        remedy = f"give the {named(self.kind)} of its training"
+        if (self.channels, self.stride) != (channels, stride):
+            raise InputError(
+                f"{self.path} has latents of {self.channels} channels with {self.stride} pixels per position, but "
+                f"{path} was trained with {channels} channels and {stride} pixels: {remedy}"
+            )
+        if identity and identity != self.identity:
+            raise InputError(
+                f"{self.path} has the weights {self.identity}, but {path} was trained with {identity}: {remedy}"
+            )
+
+    def encode(self, images: Tensor) -> Tensor:
+        """[N, 3, H, W] in [-1, 1] → [N, channels, H / stride, W / stride] float32 on the CPU."""
+        return self._in_batches(self._loaded().encode, images, 1)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """[N, channels, h, w] → [N, 3, H, W] float32 on the CPU: pictures, or smaller previews."""
+        network = self._loaded()
+        return self._in_batches(network.decode if self.kind == "stage_a" else network.preview, latents, self.stride)
+
+    def release(self) -> None:
+        """Free the weights, unless they are kept."""
+        if not self.keep and self._network is not None:
+            self._network = None
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # for the next stage
+
+    def _loaded(self) -> Any:
+        if self._network is None:
+            self._network = for_inference(self.saved.load(self.device), self.precision)
+        return self._network
+
+    @torch.no_grad()
+    def _in_batches(self, function: Callable[[Tensor], Tensor], x: Tensor, scale: int) -> Tensor:
+        """scale: pixels per position of x."""
+        count = max(1, PIXELS // (x.shape[2] * x.shape[3] * scale**2))
+        with autocast(self.precision, self.device):
+            return torch.cat([function(part.to(self.device)).float().cpu() for part in x.split(count)])
 
 
 class LatentStage(Stage):
@@ -63,9 +122,13 @@ class LatentStage(Stage):
         self.clips = LatentClips(None)
         self.autoencoders: tuple[Autoencoder, ...] = ()
 
-    def attach(self, companions: Companions) -> None:
-        """Work with these. Raises InputError for those that it was not trained with."""
-        self.clips = companions.clips
+    def attach(self, clips: LatentClips, stage_a: Autoencoder | None, semantic: Autoencoder | None) -> None:
+        """Work with these. Raises InputError for those that it was not trained with.
+
+        stage_a:  decodes what stage B makes; None = there is none.
+        semantic: encodes pictures for stages C and B, and previews what stage C makes; None = there is none.
+        """
+        self.clips = clips
 
     def _attached(self, signal: LatentSignal, found: Autoencoder | None, identity: str) -> LatentSignal:
         """A signal with the autoencoder that it was trained with, as far as ``identity`` says; None = there is none."""
@@ -95,15 +158,13 @@ class LatentStage(Stage):
         """Prompts, as they are in training."""
         if self._text_from_outside:  # all at once
             self.clips.texts(self.trained_with.text_clip, self, [*request.prompts, request.negative_prompt])
-        return self._text([request.prompts[i] for i in index])
+        return self.text([request.prompts[i] for i in index])
 
-    def _text(self, prompts: Sequence[str]) -> Conditioning:
-        config = self.config
-        if self.tokenizer is not None:
-            tokens, mask = self.tokenizer(list(prompts), config.text.text_length)
-            return Conditioning(tokens=tokens, mask=mask)
+    def text(self, prompts: Sequence[str]) -> Conditioning:
+        """By its own text encoder, or by the CLIP of its training."""
         if not self._text_from_outside:
-            return Conditioning()
+            return super().text(prompts)
+        config = self.config
         known = self.clips.texts(self.trained_with.text_clip, self, prompts)
         pooled, states, mask = (torch.stack(each) for each in zip(*(known[text] for text in prompts), strict=True))
         check_width("model.pooled_width", config.vector_width, pooled.shape[1], self.path)
@@ -117,7 +178,7 @@ class LatentStage(Stage):
             return None
         count = len(next(iter(cond.present().values())))
         everywhere = torch.ones(count, dtype=torch.bool)
-        null, text = cond.drop_embedding(everywhere).drop_semantic(everywhere), self._text([negative_prompt] * count)
+        null, text = cond.drop_embedding(everywhere).drop_semantic(everywhere), self.text([negative_prompt] * count)
         return replace(
             null, tokens=text.tokens, mask=text.mask, text_states=text.text_states, text_pooled=text.text_pooled
         )
@@ -169,9 +230,9 @@ class SemanticStage(LatentStage):
         super().configure(settings)
         self.takes_embeddings = self.config.embedding_width > 0
 
-    def attach(self, companions: Companions) -> None:
-        super().attach(companions)
-        self.signal = self._attached(self.signal, companions.semantic, self.trained_with.semantic)
+    def attach(self, clips: LatentClips, stage_a: Autoencoder | None, semantic: Autoencoder | None) -> None:
+        super().attach(clips, stage_a, semantic)
+        self.signal = self._attached(self.signal, semantic, self.trained_with.semantic)
 
     def conditioning(self, request: Request, index: Sequence[int]) -> Conditioning:
         """Prompts and image embeddings, zeros without pictures."""
@@ -195,13 +256,13 @@ class ReconstructionStage(LatentStage):
     flags = STAGE_B
     reconstructs = True
 
-    def attach(self, companions: Companions) -> None:
-        super().attach(companions)
+    def attach(self, clips: LatentClips, stage_a: Autoencoder | None, semantic: Autoencoder | None) -> None:
+        super().attach(clips, stage_a, semantic)
         known = self.trained_with
-        self.signal = self._attached(self.signal, companions.stage_a, known.stage_a)
+        self.signal = self._attached(self.signal, stage_a, known.stage_a)
         #: How pictures become the semantic latents that it reads.
         self.read = LatentSignal(self.config.semantic_channels, known.semantic_stride, "a semantic encoder")
-        self.read = self._attached(self.read, companions.semantic, known.semantic)
+        self.read = self._attached(self.read, semantic, known.semantic)
 
     @property
     def tile_divisor(self) -> int:

@@ -1,4 +1,5 @@
-"""LoRAs in sampling: which network each belongs to, and networks with LoRAs in their weights."""
+"""LoRAs in sampling: the settings of all commands that use them, which network each belongs to, and networks with LoRAs
+in their weights."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,26 +15,49 @@ from torch import nn
 from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.loading import SavedNetwork
 from ..checkpoints.lora_file import WeightedLora, extended_tokenizer, merge_loras, read_lora
-from ..config import InputError, named, quantity
+from ..config import Fault, InputError, named, option, quantity
 from ..embeddings.contract import weights_digest
 
 # The kinds of networks that guide others.
 GUIDES = tuple(kind for kind in KINDS if find_kind(kind).role == "classifier_path")
 
 
+def lora_option() -> Any:
+    """The setting ``lora`` of every command that uses LoRAs."""
+    return option((), "LoRA files of the networks, each with a factor if it is not 1: a.safetensors:0.8,b.safetensors")
+
+
+def accept_option() -> Any:
+    """The setting ``accept_changed_base`` of every command that uses LoRAs or ControlNets."""
+    return option(False, "use an adapter although it was trained for a network with other weights")
+
+
+def check_accepted(accepted: bool, lora: Sequence[str], controlnet: str) -> None:
+    """InputError for ``accept_changed_base`` without an adapter."""
+    if accepted and not lora and not controlnet:
+        rule = (
+            f"has no effect while {named('lora')} and {named('controlnet')} are none: set one of them, or leave it out"
+        )
+        raise InputError(Fault("accept_changed_base", rule))
+
+
 def parse_lora_paths(texts: Sequence[str]) -> list[WeightedLora]:
     """LoRAs from PATH or PATH:FACTOR. InputError for files of anything else."""
-    found = []
-    for text in texts:
-        path, _, last = text.rpartition(":")
-        try:
-            factor = float(last) if path else 1.0
-        except ValueError:
-            path, factor = text, 1.0
-        if not math.isfinite(factor):
-            raise InputError(f"lora has {text!r}, but the factor must be a finite number")
-        found.append(WeightedLora(read_lora(path or text, foreign=True), factor))
-    return found
+    found = [with_factor(text) for text in texts]
+    return [WeightedLora(read_lora(path, foreign=True), factor) for path, factor in found]
+
+
+def with_factor(text: str) -> tuple[str, float]:
+    """The path, or another name, and the factor in PATH:FACTOR; 1 in PATH alone. InputError for one that is not
+    finite."""
+    path, _, last = text.rpartition(":")
+    try:
+        factor = float(last) if path else 1.0
+    except ValueError:
+        return text, 1.0
+    if not math.isfinite(factor):
+        raise InputError(f"lora has {text[:80]!r}, but the factor must be a finite number")
+    return path or text, factor
 
 
 def of_guides(texts: Sequence[str]) -> tuple[list[str], list[str]]:

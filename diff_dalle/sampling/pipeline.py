@@ -3,6 +3,7 @@ evaluation."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -19,17 +20,15 @@ from ..checkpoints.model_folder import find_file, open_model
 from ..config import Fault, InputError, disagreements, given, named, quantity
 from ..distributed.world import SINGLE, World
 from ..text.tokenizer import Tokenizer
-from .bar import StepsBar
 from .calling import Calls, Loaded
-from .effects import check_used
-from .embedded import DecoderClip, embedded
+from .clips import DecoderClip, embedded
+from .control import Steering
+from .fitting import check_job, check_used, size_multiple, stage_sizes, trained_size, with_low_res
 from .request import Request
-from .sizes import size_multiple, stage_sizes, trained_size, with_low_res
 from .stage import Stage, StageJob, Watch
 from .stage_settings import SETTINGS, StageSettings
 from .stages import adapt, attach_companions, load_stages
-from .steering import Steering
-from .summary import summary, warn_of_other_noise
+from .telling import StepsBar, summary, warn_of_other_noise
 
 Upsampling = StageSettings | Mapping[str, Any]
 
@@ -188,7 +187,7 @@ class Pipeline(Calls):
         jobs = self._jobs(request, settings, sizes)
         for stage, job in zip(self.stages, jobs, strict=True):
             try:
-                stage.check(job)
+                check_job(stage, job)
             except InputError as error:
                 if len(jobs) == 1:
                     raise
@@ -209,16 +208,16 @@ class Pipeline(Calls):
             height, width = (stage.signal.scale * length for length in job.size)
             name = f"Upsampling to {width}×{height}" if stage.is_upsampler else "Sampling"
             batches, signals, pixels = -(-len(mine) // job.settings.batch_size), list[Tensor](), list[np.ndarray]()
-            with StepsBar(name, count, batches, progress and world.is_main, watch) as bar:
-
-                def collect(batch: Tensor, stage=stage, signals=signals, pixels=pixels, bar=bar) -> None:
+            with (
+                StepsBar(name, count, batches, progress and world.is_main, watch) as bar,
+                contextlib.closing(stage.sample_batches(replace(job, watch=bar.step), mine, x)) as sampled,
+            ):
+                for batch in sampled:
                     if not stage.decodes_apart:
                         pixels.append(stage.pixels(batch))
                     if stage.decodes_apart or stage is not self.stages[-1]:  # no stage reads the last, largest one
                         signals.append(batch)
                     bar.batch(len(batch) * world.size)
-
-                stage.sample_batches(replace(job, watch=bar.step), mine, x, collect)
             x = torch.cat(signals) if signals else None
             if stage.decodes_apart:
                 pixels = [stage.pixels(signal) for signal in signals]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,26 +16,23 @@ from torch import Tensor, nn
 from ..batch import Conditioning
 from ..checkpoints.decoder import ClipConfig
 from ..checkpoints.loading import SavedNetwork
-from ..config import Fault, InputError, named
+from ..config import InputError, named
 from ..diffusion.augmentation import Degradation
-from ..diffusion.editing import shortened
-from ..diffusion.guidance import thresholding
 from ..diffusion.process import Process
 from ..diffusion.samplers import Step
 from ..diffusion.sampling import SampleBatch, sample_batch, seeds_draw, step_count
-from ..diffusion.tiling import Tiled, check_tiles
+from ..diffusion.tiling import Tiled
 from ..images.signal import Signal
 from ..models.decoder.config import DecoderUnetConfig
 from ..models.latent.config import LatentUnetConfig
 from ..models.precision import autocast, for_inference
 from ..models.unet import UNetConfig
-from ..randomness import check_seeds
 from ..text.tokenizer import Tokenizer
 from .classifier import Guide, load_guide
+from .control import Steering
 from .lora import Loras
 from .request import Request
-from .stage_settings import BASE, ONLY, UPSAMPLERS, StageFlags, StageSettings
-from .steering import Steering
+from .stage_settings import BASE, UPSAMPLERS, StageFlags, StageSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,64 +259,34 @@ class Stage(ABC):
         if not cond.droppable:
             return None
         count = len(next(iter(cond.present().values())))
-        return cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
+        null = cond.drop(torch.ones(count, dtype=torch.bool), self.num_classes)
+        if not negative_prompt or self.tokenizer is None:
+            return null
+        text = self.text([negative_prompt] * count)
+        return replace(null, tokens=text.tokens, mask=text.mask)
 
-    def check(self, job: StageJob) -> None:
-        """InputError for a job that ``sample_batches`` cannot do, before any weights are loaded."""
-        request, settings = job.request, job.settings
-        self.unet.check_size(*job.size)
-        self.check_settings(settings)
-        settings.guidance.scales(self.guidable(self.conditioning(request, range(len(request))[:1])))
-        for name in ("guidance_scale", "guidance_scale_end") if self.never_dropped else ():
-            if (scale := getattr(settings.guidance, name)) not in (None, 1.0):
-                raise InputError(
-                    f"{name} is {scale:g}, but this network was trained without dropping its conditions "
-                    f"({self.never_dropped}), so it has nothing to guide by: set it to 1"
-                )
-        if (scale := settings.guidance.perturbed_attention_scale) and not self.unet.has_self_attention:
-            raise InputError(
-                f"perturbed_attention_scale is {scale:g}, but this network has no self-attention: set it to 0"
-            )
-        thresholding(settings.guidance, self.signal.value_range)
-        process = self.process(settings)
-        if self.steering and request.control:
-            self.steering.check(request.control, job.size, self.signal)
-        if settings.seed is not None:
-            check_seeds([settings.seed, settings.seed + len(request) - 1], self.flags.flag("seed"))
-        if request.edit is not None:
-            settings.sampler.check_edit(request.edit.config)
-            for i in range(len(request.edit.images)):  # one at a time to save memory
-                edit = request.edit.at([i], job.size, self.signal)
-            shortened(process, edit.strength)
-        if (classifier := self.classifier(settings)) is not None:
-            classifier.check_fits(job.size, self.signal, self.tokenizer)
-            classifier.check_gradient(settings.classifier_gradient)
-            classifier.check_labels(request.labels)
-
-    def check_settings(self, settings: StageSettings) -> None:
-        """InputError for settings that this kind of stage does not have."""
-        for name in self.has_no:
-            if getattr(settings, name) != getattr(StageSettings, name):
-                raise InputError(Fault.of(settings, name, f"only {ONLY[name]} have it"))
-        self.degradation.check_levels(settings.noise_level, settings.blur_level)
-        if settings.tile_size:
-            check_tiles(settings.tile_size, settings.tile_overlap, self.tile_divisor)
+    def text(self, prompts: Sequence[str]) -> Conditioning:
+        """The prompts as its own text encoder reads them, without which there is none."""
+        if self.tokenizer is None:
+            return Conditioning()
+        tokens, mask = self.tokenizer(list(prompts), self.config.text.text_length)
+        return Conditioning(tokens=tokens, mask=mask)
 
     def tiled(self, network: nn.Module, settings: StageSettings) -> nn.Module:
         """The network on tiles."""
         return Tiled(network, settings.tile_size, settings.tile_overlap, self.divisor)
 
     def sample_batches(
-        self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
-    ) -> None:
-        """Sample the request's images with these indices; call ``emit`` with each batch in the order of ``index``, as
-        the next stage reads it: [n, C, *job.size] float32 on the CPU.
+        self, job: StageJob, index: Sequence[int], low_res: Tensor | None
+    ) -> Generator[Tensor, None, None]:
+        """Sample the request's images with these indices, in batches in the order of ``index``, as the next stage reads
+        them: [n, C, *job.size] float32 on the CPU.
 
         low_res: an upsampler's input, [len(index), C, h, w], from the stage before it.
         """
         try:
             with autocast(self.precision, self.device):
-                self._sample_batches(job, index, low_res, emit)
+                yield from self._sample_batches(job, index, low_res)
         finally:
             self.release()
             if not self.keep:
@@ -327,9 +294,7 @@ class Stage(ABC):
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()  # this stage's memory, for the next one
 
-    def _sample_batches(
-        self, job: StageJob, index: Sequence[int], low_res: Tensor | None, emit: Callable[[Tensor], object]
-    ) -> None:
+    def _sample_batches(self, job: StageJob, index: Sequence[int], low_res: Tensor | None) -> Iterator[Tensor]:
         request, settings = job.request, job.settings
         network, process, classifier = self.network(), self.process(settings), self.classifier(settings)
         steering, control = self.steering, request.control
@@ -371,7 +336,7 @@ class Stage(ABC):
                 guide = replace(guide, form=settings.form, limit_first=first, process=own)
             watch = self._watched(job, part, step_count(process, batch.edit))
             x = sample_batch(network, process, batch, settings.sampler, settings.guidance, guide, watch)
-            emit(self.signal.finish(x.cpu()))
+            yield self.signal.finish(x.cpu())
 
     def _watched(self, job: StageJob, part: Sequence[int], steps: int) -> Callable[[Step], object] | None:
         """What is called with each step of the images ``part``, on behalf of the job's ``watch``."""
@@ -394,7 +359,7 @@ class Stage(ABC):
     def continued(self, cond: Conditioning, low_res: Tensor, seeds: Sequence[int], job: StageJob) -> Conditioning:
         """``cond`` with the low-resolution image, blurred and noised as the settings say."""
         images = low_res.to(self.device, memory_format=torch.channels_last)  # the networks' format
-        levels = (float(value) for value in (job.settings.noise_level, job.settings.blur_level))
-        level, sigma = (torch.full((len(images),), value, device=self.device) for value in levels)
+        given = job.settings.noise_level, job.settings.blur_level
+        level, sigma = (torch.full((len(images),), float(value), device=self.device) for value in given)
         noise = seeds_draw(seeds, job.index, self.device).normal("low-resolution noise", images.shape[1:])
         return replace(cond, **self.degradation.apply(images, sigma, level, noise))

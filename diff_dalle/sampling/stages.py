@@ -14,10 +14,8 @@ from ..checkpoints.lora_file import WeightedLora
 from ..config import Fault, InputError
 from ..distributed.devices import use_device
 from ..models.precision import resolve_precision
-from .autoencoders import Autoencoder
-from .embedded import check_make
-from .latent_clips import LatentClips
-from .latent_stages import Companions, LatentStage, ReconstructionStage
+from .clips import LatentClips
+from .latent_stages import Autoencoder, LatentStage, ReconstructionStage
 from .lora import Loras, loras_of, of_guides, with_loras
 from .stage import Stage
 
@@ -70,19 +68,15 @@ def attach_companions(
     clips = [clip for stage in latent for clip in (stage.trained_with.text_clip, stage.trained_with.image_clip) if clip]
     if clip_path and not clips and not any(stage.reads_clip for stage in latent):
         raise InputError(Fault("clip_path", "the cascade was trained without a CLIP: leave it out", clip_path))
-    check_make(clip_make, clip_path)
     first = latent[0]
 
     def autoencoder(path: str, kind: str) -> Autoencoder | None:
         return Autoencoder(path, kind, first.device, first.precision, first.keep) if path else None
 
-    companions = Companions(
-        LatentClips(clips[0] if clips else None, clip_make, clip_path, first.keep, _loras_of_clips(latent, clips)),
-        autoencoder(stage_a, "stage_a"),
-        autoencoder(semantic, "semantic"),
-    )
+    known = LatentClips(clips[0] if clips else None, clip_make, clip_path, first.keep, _loras_of_clips(latent, clips))
+    decoder, encoder = autoencoder(stage_a, "stage_a"), autoencoder(semantic, "semantic")
     for stage in latent:
-        stage.attach(companions)
+        stage.attach(known, decoder, encoder)
     return True
 
 

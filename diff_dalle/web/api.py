@@ -15,11 +15,10 @@ from ..config import Fault, InputError, from_dict, to_dict
 from .door import BODY_SECONDS, BodyLimit, read_json
 from .models import Models
 from .pictures import PICTURES, Pictures, base64_png, png, read_pictures
-from .refusal import Refusal
+from .refusal import Refusal, Shares, address_of
 from .repeat import command_line, python_code
-from .shares import Shares, address_of
 from .wish import Result, Wish, check_wish, size_asked, work_of
-from .worker import Job, Place, Snapshot, Worker
+from .worker import Job, Snapshot, Worker
 
 POLL = 0.02  # seconds between two looks at a job
 FORMATS = ("png", "json")
@@ -41,14 +40,15 @@ class Service:
         """``reader(*arguments)`` in one of the few threads that decode pictures."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, reader, *arguments)
 
-    def submit(self, wish: Wish, pictures: Pictures, place: Place | None = None) -> Job:
+    def submit(self, wish: Wish, pictures: Pictures, place: Job | None = None) -> Job:
         """Queue a wish. Raises InputError as ``work_of`` and, without a place, Refusal for a full queue."""
         return self.worker.submit(work_of(wish, pictures, self.models, self.limits), place)
 
-    def repeat(self, wish: Wish, pictures: Pictures) -> tuple[str, str]:
-        """The command line and the Python code of a wish."""
+    def repeat(self, wish: Wish, pictures: Pictures) -> dict[str, Any]:
+        """What samples the images of a wish again: itself as plain values, its command line and its Python code."""
         model, names = self.models.find(wish.model), list(pictures.given())
-        return command_line(wish, model, names), python_code(wish, model, names)
+        texts = {"command": command_line(wish, model, names), "python": python_code(wish, model, names)}
+        return {"wish": to_dict(wish), **texts}
 
     def close(self) -> None:
         """Cancel all jobs and end the threads."""
@@ -93,14 +93,11 @@ def _file(text: Any, name: str) -> bytes:
 def answer_of(service: Service, wish: Wish, done: Snapshot, stages: bool) -> dict:
     """The JSON answer: images as base64 PNG files, and all that repeats them."""
     result: Result = done.result
-    command, code = service.repeat(wish, result.pictures)
     answer: dict[str, Any] = {
         "images": [base64_png(image) for image in result.images],
         "seeds": [wish.seed + i for i in range(wish.num_images)],
-        "wish": to_dict(wish),
         "seconds": round(done.seconds, 3),
-        "command": command,
-        "python": code,
+        **service.repeat(wish, result.pictures),
     }
     if pictures := result.pictures.texts():
         answer["pictures"] = pictures

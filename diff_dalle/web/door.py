@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ..config import InputError
-from .refusal import Refusal
-from .shares import Shares, address_of
-from .uploads import holds, make_room
+from .gradio_setup import holds, make_room
+from .refusal import Refusal, Shares, address_of
 
 BODY_SECONDS = 60.0  # for a client to send a request
 PREFIX = "/gradio_api/"
@@ -60,7 +59,7 @@ class Door:
     ):
         self.app, self.hosts, self.folder, self.disk_bytes = app, hosts, folder, disk_bytes
         self.listening = collections.Counter[str]() if listening is None else listening
-        self.uploads, self.uploads_each = 0, Shares("uploads", UPLOADS_EACH)
+        self.uploads = Shares("uploads", UPLOADS_EACH, UPLOADS)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -118,7 +117,8 @@ class Door:
             more = message.get("more_body", False)
             if len(body) > EVENT_BYTES:
                 raise Refusal(413, f"the settings have more than {EVENT_BYTES >> 10} KiB, the limit")
-        if not all(isinstance(path, str) and holds(self.folder, path) for path in named_files(read_json(body))):
+        paths = [part.get("path") for part in _parts_of(read_json(body)) if isinstance(part, dict)]  # gradio's files
+        if not all(isinstance(path, str) and holds(self.folder, path) for path in paths if path is not None):
             raise Refusal(403, "only pictures that were uploaded can be used: upload this one")
         await self.make_room()
         waiting = [{"type": "http.request", "body": bytes(body), "more_body": False}]
@@ -143,15 +143,9 @@ class Door:
         await asyncio.to_thread(make_room, self.folder, self.disk_bytes)
 
     async def upload(self, scope: Any, receive: Any, send: Any) -> None:
-        if self.uploads >= UPLOADS:
-            raise Refusal(503, "busy, try again: others are uploading pictures")
-        with self.uploads_each.hold(address_of(scope)):
-            self.uploads += 1
-            try:
-                await self.make_room()
-                await self.app(scope, receive, send)
-            finally:
-                self.uploads -= 1
+        with self.uploads.hold(address_of(scope)):
+            await self.make_room()
+            await self.app(scope, receive, send)
 
 
 def read_json(body: bytes | bytearray, large: Collection[str] = ()) -> Any:
@@ -167,19 +161,17 @@ def read_json(body: bytes | bytearray, large: Collection[str] = ()) -> Any:
     except (ValueError, RecursionError):
         raise InputError("the body is not a JSON text") from None
     small = {name: value for name, value in values.items() if name not in large} if isinstance(values, dict) else values
-    if sum(map(len, texts_in(small))) > TEXT_BYTES:
+    if sum(len(part) for part in _parts_of(small) if isinstance(part, str)) > TEXT_BYTES:
         raise Refusal(413, f"the body has more than {TEXT_BYTES >> 10} KiB beside pictures, the limit")
     return values
 
 
-def texts_in(values: Any) -> Iterator[str]:
-    """All keys and texts in a JSON value."""
+def _parts_of(values: Any) -> Iterator[Any]:
+    """A JSON value with all keys and values in it."""
     waiting = [values]
     while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
+        yield (value := waiting.pop())
+        if isinstance(value, dict):
             waiting += [*value, *value.values()]
         elif isinstance(value, list):
             waiting += value
@@ -193,26 +185,13 @@ def host_name(place: str) -> str:
         return ""
 
 
-def named_files(values: Any) -> Iterable[Any]:
-    """The paths of all that gradio takes for a file, anywhere in a JSON value."""
-    waiting = [values]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if value.get("path") is not None:
-                yield value["path"]
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-
-
 class BodyLimit:
     """ASGI middleware: refuses a body that is too large or does not come in time, and further ones of clients that have
     too many under way, as soon as it is known."""
 
     def __init__(self, app: Any, most: int, seconds: float):
         self.app, self.most, self.seconds = app, most, seconds
-        self.held, self.each = 0, Shares("bodies", BODIES_EACH * most)
+        self.bodies = Shares("bytes of bodies", BODIES_EACH * most, BODIES * most)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -232,11 +211,8 @@ class BodyLimit:
             size = len(message.get("body", b""))
             if seen + size > self.most:
                 raise self._too_large()
-            if self.held + size > BODIES * self.most:
-                raise Refusal(503, "busy, try again: others are sending large requests")
-            self.each.take(client, size)
+            self.bodies.take(client, size)
             seen += size
-            self.held += size
             complete = not message.get("more_body", False)
             return message
 
@@ -257,8 +233,7 @@ class BodyLimit:
 
             await JSONResponse({"error": str(error)}, getattr(error, "status", 400))(scope, receive, send)
         finally:
-            self.held -= seen
-            self.each.give_back(client, seen)
+            self.bodies.give_back(client, seen)
 
     def _too_large(self) -> Refusal:
         return Refusal(413, f"the body has more than {self.most >> 20} MiB, the limit")

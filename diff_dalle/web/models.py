@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -72,7 +71,7 @@ class Models:
     def __init__(self, config: ModelsConfig, device):
         self.device, self.precision = device, config.precision
         self._plain: dict[str, Pipeline] = {}
-        self._adapted: OrderedDict[tuple, Pipeline] = OrderedDict()
+        self._adapted: dict[tuple, Pipeline] = {}
         self.served: dict[str, Served] = {}
         for given in config.models or tuple(trained_models()):
             name, path = _named(given)

@@ -3,7 +3,7 @@
 import asyncio
 import html
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,9 @@ import numpy as np
 from ..commands.serve import Limits
 from ..config import InputError
 from ..diffusion.samplers import SAMPLERS
-from ..sampling.stage_settings import BASE, STAGE_B, UPSAMPLERS, StageFlags
+from ..sampling.stage_settings import BASE, STAGE_B, UPSAMPLERS
 from .api import POLL, Service
 from .models import Served
-from .page_inputs import PictureFiles, editor_value, picture_editor, picture_upload
 from .page_values import (
     CHANGING,
     EDITS,
@@ -22,13 +21,14 @@ from .page_values import (
     MORE,
     downloads,
     is_used,
+    label_of,
     read_wish,
     record,
     repeated,
     request_text,
     values_of,
 )
-from .pictures import Pictures
+from .pictures import PictureFiles, Pictures, editor_value, picture_editor, picture_upload
 from .refusal import Refusal
 from .wish import LEAVES, Wish, check_wish, size_asked
 from .worker import Job, Snapshot
@@ -54,7 +54,7 @@ def status(text: str, part: float | None = None) -> str:
 
 
 def refused(error: InputError) -> str:
-    sentence = str(error)
+    sentence = error.message(label_of)
     return status(sentence[:1].upper() + sentence[1:])
 
 
@@ -96,45 +96,39 @@ class Visits:
         """Snapshots of a new job, the last of which is over. The visitor's earlier job is stopped, as is this one when
         nobody asks for the next snapshot any more, or the visitor does not listen. client: the visitor's address."""
         self.stop(visitor)
-        with self.service.jobs_each.hold(client):
-            async for now in self._sample(visitor, wish, files):
+        service, visitor = self.service, visitor or ""
+        with service.jobs_each.hold(client):
+            with service.worker.place() as place:
+                size, pictures = size_asked(wish, check_wish(wish, service.models, service.limits)), Pictures()
+                if files.files:
+                    pictures = await service.read(files.read, size, service.limits)
+                job = self.jobs[visitor] = service.submit(wish, pictures, place)
+            try:
+                seen: Any = ()
+                heard = time.monotonic()
+                while not (now := job.snapshot()).over:
+                    if service.listening is None or visitor in service.listening:
+                        heard = time.monotonic()
+                    elif time.monotonic() - heard > ABSENT_SECONDS:
+                        raise Refusal(499, "the visitor went away")
+                    if (now.ahead, now.progress) != seen:
+                        seen = (now.ahead, now.progress)
+                        yield now
+                        await asyncio.sleep(PREVIEW_SECONDS)
+                    else:
+                        await asyncio.sleep(POLL)
                 yield now
-
-    def _is_listening(self, visitor: str | None) -> bool:
-        listening = self.service.listening
-        return listening is None or (visitor or "") in listening
-
-    async def _sample(self, visitor: str | None, wish: Wish, files: PictureFiles) -> AsyncIterator[Snapshot]:
-        service = self.service
-        with service.worker.place() as place:
-            size, pictures = size_asked(wish, check_wish(wish, service.models, service.limits)), Pictures()
-            if files != PictureFiles():
-                pictures = await service.read(files.read, size, service.limits)
-            job = self.jobs[visitor or ""] = service.submit(wish, pictures, place)
-        try:
-            seen: Any = ()
-            heard = time.monotonic()
-            while not (now := job.snapshot()).over:
-                if self._is_listening(visitor):
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > ABSENT_SECONDS:
-                    raise Refusal(499, "the visitor went away")
-                if (now.ahead, now.progress) != seen:
-                    seen = (now.ahead, now.progress)
-                    yield now
-                    await asyncio.sleep(PREVIEW_SECONDS)
-                else:
-                    await asyncio.sleep(POLL)
-            yield now
-        finally:
-            job.cancel()
-            if self.jobs.get(visitor or "") is job:
-                del self.jobs[visitor or ""]
+            finally:
+                job.cancel()
+                if self.jobs.get(visitor) is job:
+                    del self.jobs[visitor]
 
 
-def looks_of(model: Served, limits: Limits) -> dict[str, dict[str, Any]]:
-    """What the controls that depend on the model show, by their names."""
-    looks: dict[str, dict[str, Any]] = {name: {"visible": is_used(name, model)} for name in CHANGING}
+def looks_of(model: Served, limits: Limits) -> dict[Any, dict[str, Any]]:
+    """What the parts of the page that depend on the model show: controls by their names, and groups of them."""
+    looks: dict[Any, dict[str, Any]] = {name: {"visible": is_used(name, model)} for name in CHANGING}
+    looks |= {kind: {"visible": kind in model.kinds} for kind in GROUPS}
+    looks["control"] = {"visible": bool(model.controlnet)}
     looks |= {"sampler": {"value": model.sampler}, "steps": {"value": min(model.steps, limits.max_steps)}}
     looks["guidance_scale"]["value"] = model.guidance
     looks["classifier_scale"]["value"] = 0
@@ -150,24 +144,27 @@ def build_page(service: Service) -> Any:
     limits, served, visits = service.limits, service.models.served, Visits(service)
     first = next(iter(served.values()))
     looks = looks_of(first, limits)
-    groups: dict[StageFlags, Any] = {}
+    controls: dict[str, Any] = {}
+    parts: dict[Any, Any] = {}  # these, and the others that change
+
+    def add(name: str, component: Callable[..., Any], *values: Any, **look: Any) -> None:
+        made = component(*values, label=label_of(name), **look, **looks.get(name, {}))
+        controls[name] = parts[name] = made
 
     with gr.Blocks(title="diff_dalle", analytics_enabled=False, delete_cache=(600, VISIT_SECONDS)) as page:
         gr.Markdown("# diff_dalle\nDescribe an image, or choose an example, and press **Sample**.")
         with gr.Row():
             with gr.Column(scale=2, min_width=320):
-                controls: dict[str, Any] = {"model": gr.Dropdown(list(served), value=first.name, label="Model")}
-                controls["prompt"] = gr.Textbox(
-                    label="Prompt", lines=2, max_length=limits.max_prompt, **looks["prompt"]
-                )
-                examples = gr.Dataset(components=["textbox"], label="Examples", **looks["examples"])
-                controls["label"] = gr.Number(0, label="Class", precision=0, minimum=0, **looks["label"])
+                add("model", gr.Dropdown, list(served), value=first.name)
+                add("prompt", gr.Textbox, lines=2, max_length=limits.max_prompt)
+                examples = parts["examples"] = gr.Dataset(components=["textbox"], label="Examples", **looks["examples"])
+                add("label", gr.Number, 0, precision=0, minimum=0)
                 with gr.Row():
                     start = gr.Button("Sample", variant="primary", min_width=120)
                     stop = gr.Button("Stop", min_width=80)
                 with gr.Row():
-                    controls["num_images"] = gr.Slider(1, limits.max_images, 1, step=1, label="Images", min_width=120)
-                    controls["seed"] = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=120)
+                    add("num_images", gr.Slider, 1, limits.max_images, 1, step=1, min_width=120)
+                    add("seed", gr.Number, 0, precision=0, minimum=0, min_width=120)
             with gr.Column(scale=3, min_width=320):
                 progress = gr.HTML(status("Ready"), elem_classes="status")
                 images = _gallery(gr, "Images", 2)
@@ -175,34 +172,28 @@ def build_page(service: Service) -> Any:
         with gr.Row():  # on a phone below the images
             with gr.Column(scale=2, min_width=320):
                 with gr.Accordion("Settings", open=False):
-                    controls["negative_prompt"] = gr.Textbox(
-                        label="Negative prompt", max_length=limits.max_prompt, **looks["negative_prompt"]
-                    )
-                    controls["sampler"] = gr.Dropdown(list(SAMPLERS), label="Sampler", **looks["sampler"])
-                    controls["steps"] = gr.Slider(1, limits.max_steps, step=1, label="Steps", **looks["steps"])
-                    controls["guidance_scale"] = gr.Slider(
-                        0, 20, step=0.1, label="Guidance scale (1 = off)", **looks["guidance_scale"]
-                    )
-                    controls["classifier_scale"] = gr.Slider(
-                        0, 10, step=0.1, label="Classifier guidance (0 = off)", **looks["classifier_scale"]
-                    )
-                    controls["loras"] = gr.CheckboxGroup(label="LoRAs", **looks["loras"])
-                    controls["lora_factor"] = gr.Slider(
-                        -2, 2, 1, step=0.05, label="Strength of the LoRAs", **looks["lora_factor"]
-                    )
+                    add("negative_prompt", gr.Textbox, max_length=limits.max_prompt)
+                    add("sampler", gr.Dropdown, list(SAMPLERS))
+                    add("steps", gr.Slider, 1, limits.max_steps, step=1)
+                    add("guidance_scale", gr.Slider, 0, 20, step=0.1)
+                    add("classifier_scale", gr.Slider, 0, 10, step=0.1)
+                    add("loras", gr.CheckboxGroup)
+                    add("lora_factor", gr.Slider, -2, 2, 1, step=0.05)
                 for kind, title in GROUPS.items():
-                    with gr.Accordion(title, open=False, visible=kind in first.kinds) as groups[kind]:
-                        for flag in MORE[kind]:
-                            controls[flag] = _setting(gr, flag, **looks.get(flag, {}))
-                with gr.Accordion("Control by a picture", open=False, visible=bool(first.controlnet)) as control_group:
-                    controls["control"] = picture_upload("Picture for the ControlNet")
-                    controls["control_scale"] = gr.Slider(0, 2, 1, step=0.05, label="Strength of the control")
+                    with gr.Accordion(title, open=False, **looks[kind]) as parts[kind]:
+                        for flag in MORE[kind]:  # empty as long as they are the checkpoint's
+                            leaf = LEAVES[flag]
+                            if leaf.choices and leaf.default is None:
+                                add(flag, gr.Dropdown, [(USUAL, ""), *leaf.choices], value="", info=leaf.help)
+                            else:
+                                add(flag, gr.Textbox, info=leaf.help, placeholder=USUAL)
+                with gr.Accordion("Control by a picture", open=False, **looks["control"]) as parts["control"]:
+                    add("control_image", picture_upload)
+                    add("control_scale", gr.Slider, 0, 2, 1, step=0.05)
                 with gr.Accordion("Edit a picture", open=False):
-                    controls["editor"] = picture_editor("Picture to edit")
-                    controls["edit"] = gr.Radio(list(EDITS), value=next(iter(EDITS)), label="Edit")
-                    controls["amount"] = gr.Slider(
-                        0.01, 1, 0.6, step=0.01, label="Strength of image to image or of variations"
-                    )
+                    add("init_image", picture_editor)
+                    add("edit", gr.Radio, list(EDITS), value=next(iter(EDITS)))
+                    add("amount", gr.Slider, 0.01, 1, 0.6, step=0.01)
             with gr.Column(scale=3, min_width=320):
                 with gr.Accordion("Repeat these images", open=False):
                     # No colors: those of gradio have too little contrast on white.
@@ -259,12 +250,8 @@ def build_page(service: Service) -> Any:
             }
 
         def change_model(name: str) -> dict:
-            model = service.models.find(name)
-            looks = looks_of(model, limits)
-            updates = {examples: gr.update(**looks.pop("examples"))}
-            updates |= {controls[control]: gr.update(**look) for control, look in looks.items()}
-            updates[control_group] = gr.update(visible=bool(model.controlnet))
-            return updates | {group: gr.update(visible=kind in model.kinds) for kind, group in groups.items()}
+            changed = looks_of(service.models.find(name), limits)
+            return {parts[part]: gr.update(**look) for part, look in changed.items()}
 
         def choose(entries: list[dict], event: gr.SelectData) -> dict:
             if not isinstance(event.index, int) or not 0 <= event.index < len(entries):
@@ -274,7 +261,7 @@ def build_page(service: Service) -> Any:
             shown = change_model(entry["wish"]["model"])
             for name, value in values_of(entry["wish"], pictures.mask is not None).items():
                 shown[controls[name]] = {**shown.get(controls[name], gr.update()), "value": value}
-            shown |= {controls["editor"]: editor_value(pictures), controls["control"]: pictures.control_image}
+            shown |= {controls["init_image"]: editor_value(pictures), controls["control_image"]: pictures.control_image}
             return shown | show_repeat(entry)
 
         def end(request: gr.Request) -> None:
@@ -294,21 +281,10 @@ def build_page(service: Service) -> Any:
         )
         stop.click(end, concurrency_limit=None, **private)
         page.unload(end)
-        shifting = [examples, control_group, *groups.values()]
-        changed = [*(controls[name] for name in looks if name in controls), *shifting]
-        controls["model"].input(change_model, controls["model"], changed, **private)
-        again = [*controls.values(), *shifting, *repeats]
+        controls["model"].input(change_model, controls["model"], [parts[part] for part in looks], **private)
         examples.click(lambda row: row[0], examples, controls["prompt"], **private)
-        past.select(choose, history, again, **private)
+        past.select(choose, history, [*parts.values(), *repeats], **private)
     return page.queue(api_open=False, max_size=64)
-
-
-def _setting(gr: Any, flag: str, **look: Any) -> Any:
-    """A control for a setting of sampling, which is empty as long as it is the checkpoint's."""
-    leaf, label = LEAVES[flag], flag.replace("_", " ").capitalize()
-    if leaf.choices and leaf.default is None:
-        return gr.Dropdown([(USUAL, ""), *leaf.choices], value="", label=label, info=leaf.help, **look)
-    return gr.Textbox(label=label, info=leaf.help, placeholder=USUAL, **look)
 
 
 def _gallery(gr: Any, label: str, columns: int) -> Any:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..config import FlagText, InputError, checked, from_dict, shown, to_dict
+from ..config import Fault, FlagText, InputError, checked, from_dict, shown
 from ..sampling.stage_settings import BASE, KINDS, ONLY
 from .api import Service
+from .gradio_setup import keep
 from .models import Served
-from .page_inputs import PictureFiles, picture_files
-from .pictures import Pictures, png
-from .uploads import keep
+from .pictures import PictureFiles, Pictures, png
 from .wish import LEAVES, Wish
 
 EDITS = {
@@ -23,15 +21,16 @@ EDITS = {
     "Image to image": "strength",
     "Variations": "variation",
 }
+TEXTS = ("prompt", "negative_prompt")  # which may be empty
 # Settings of a wish that are controls of the page: those with one of their own, and the others of each kind of stage.
 SAME = (
-    *("model", "prompt", "negative_prompt", "label", "seed", "num_images", "sampler", "steps", "guidance_scale"),
+    *("model", *TEXTS, "label", "seed", "num_images", "sampler", "steps", "guidance_scale"),
     *("classifier_scale", "control_scale"),
 )
 MORE = {kind: [flag for flag in kind.flags if flag in LEAVES and flag not in SAME] for kind in KINDS}
 # What a model must have for a control to be of use.
 _NEEDED = {
-    **dict.fromkeys(("prompt", "negative_prompt"), "has_text"),
+    **dict.fromkeys(TEXTS, "has_text"),
     **dict.fromkeys(("loras", "lora_factor"), "loras"),
     "label": "num_classes",
     "guidance_scale": "guidable",
@@ -39,6 +38,19 @@ _NEEDED = {
 }
 CHANGING = (*_NEEDED, *(flag for flag in MORE[BASE] if flag in ONLY))  # controls that not every model has
 LONGEST = 200_000  # characters of a picture in the JSON that the page shows; a longer text would make it slow
+LABELS = {
+    "num_images": "Images",
+    "label": "Class",
+    "guidance_scale": "Guidance scale (1 = off)",
+    "classifier_scale": "Classifier guidance (0 = off)",
+    "loras": "LoRAs",
+    "lora_factor": "Strength of the LoRAs",
+    "control_image": "Picture for the ControlNet",
+    "control_scale": "Strength of the control",
+    "init_image": "Picture to edit",
+    "mask": "The drawing",
+    **dict.fromkeys(("amount", "strength", "variation"), "Strength of image to image or of variations"),
+}
 
 
 def is_used(name: str, model: Served) -> bool:
@@ -48,62 +60,35 @@ def is_used(name: str, model: Served) -> bool:
     return bool(getattr(model, _NEEDED.get(name, "name")))
 
 
+def label_of(name: str) -> str:
+    """What the page calls a setting or a control."""
+    return LABELS.get(name) or name.replace("_", " ").capitalize()
+
+
 def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles]:
     """What the page's controls say, without those that the model has no use for. Raises InputError.
 
     values: by the controls' names, as the browser sends them, which may be anything.
     """
-    asked: dict[str, Any] = {"model": model.name, "sampler": values["sampler"]}
-    asked |= {name: _text(values, name) for name in ("prompt", "negative_prompt") if is_used(name, model)}
-    asked |= {name: _whole(values, name) for name in ("seed", "num_images", "steps", "label") if is_used(name, model)}
-    asked |= {name: _number(values, name) for name in ("guidance_scale", "classifier_scale") if is_used(name, model)}
-    if model.loras and isinstance(values["loras"], list):
-        factor = _number(values, "lora_factor")
-        asked["lora"] = [f"{name}:{factor:g}" for name in values["loras"]]
-    for flag in (flag for kind in set(model.kinds) for flag in MORE[kind]):
-        if (text := _text(values, flag)) and is_used(flag, model):
-            asked[flag] = checked(LEAVES[flag], FlagText(text), flag)
     kind = EDITS.get(str(values["edit"]), "")
-    files = picture_files(values["control"] if model.controlnet else None, values["editor"], kind == "mask")
-    if files.control:
-        asked["control_scale"] = _number(values, "control_scale")
-    if files.background and kind != "mask":
+    files = PictureFiles.of(values["control_image"] if model.controlnet else None, values["init_image"], kind == "mask")
+    asked = {name: values[name] for name in SAME if is_used(name, model)} | {"model": model.name}
+    asked |= {name: asked[name] or "" for name in TEXTS if name in asked}
+    if "control_image" not in files.files:
+        del asked["control_scale"]
+    if model.loras and isinstance(values["loras"], list):
+        asked["lora"] = [f"{name}:{values['lora_factor']}" for name in values["loras"]]
+    for flag in (flag for kind in set(model.kinds) for flag in MORE[kind]):
+        text = values.get(flag)
+        if isinstance(text, str) and text.strip() and is_used(flag, model):
+            asked[flag] = checked(LEAVES[flag], FlagText(text.strip()), flag)
+    if "init_image" in files.files and kind != "mask":
         if not kind:
             raise InputError(f"edit must be one of {', '.join(EDITS)}")
-        asked[kind] = _number(values, "amount")
-    return from_dict(Wish, asked), files
-
-
-NAMES = {
-    "num_images": "Images",
-    "seed": "Seed",
-    "label": "Class",
-    "steps": "Steps",
-    "guidance_scale": "Guidance scale",
-    "classifier_scale": "Classifier guidance",
-    "lora_factor": "Strength of the LoRAs",
-    "control_scale": "Strength of the control",
-    "amount": "Strength of image to image or of variations",
-}
-
-
-def _number(values: dict[str, Any], name: str) -> float:
-    value = values[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{NAMES[name]} is {'empty' if value is None else repr(value)[:80]}: enter a number")
-    return float(value)
-
-
-def _whole(values: dict[str, Any], name: str) -> int:
-    value = _number(values, name)
-    if value != int(value):
-        raise InputError(f"{NAMES[name]} is {value:g}: enter a whole number")
-    return int(values[name])
-
-
-def _text(values: dict[str, Any], name: str) -> str:
-    value = values.get(name)
-    return value.strip() if isinstance(value, str) else ""
+        asked[kind] = values["amount"]
+    InputError.check(Fault(name, "is empty: enter a number") for name, value in asked.items() if value is None)
+    texts = {name: value.strip() for name, value in asked.items() if isinstance(value, str)}
+    return from_dict(Wish, asked | texts), files
 
 
 def values_of(wish: dict[str, Any], has_mask: bool = False) -> dict[str, Any]:
@@ -124,18 +109,13 @@ def values_of(wish: dict[str, Any], has_mask: bool = False) -> dict[str, Any]:
 
 def record(service: Service, wish: Wish, pictures: Pictures, images: np.ndarray) -> list[dict]:
     """An entry of the history for each image."""
-    entries = []
-    for i, image in enumerate(images):
-        one = wish if len(images) == 1 else replace(wish, seed=wish.seed + i, num_images=1)
-        entries.append({"image": image, **repeated(service, one, pictures)})
-    return entries
+    wishes = [replace(wish, seed=wish.seed + i, num_images=1) for i in range(len(images))]
+    return [{"image": image, **repeated(service, one, pictures)} for one, image in zip(wishes, images, strict=True)]
 
 
 def repeated(service: Service, wish: Wish, pictures: Pictures) -> dict[str, Any]:
-    """What samples the images of a wish again: as plain values, command line and Python code, with the pictures that
-    these read."""
-    command, code = service.repeat(wish, pictures)
-    return {"wish": to_dict(wish), "pictures": pictures, "command": command, "python": code}
+    """What samples the images of a wish again, with the pictures that this reads."""
+    return {**service.repeat(wish, pictures), "pictures": pictures}
 
 
 def request_text(wish: dict[str, Any], pictures: Pictures, longest: int | None = None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..commands.examples import PROGRAM
@@ -24,21 +23,11 @@ def shown_path(path: str) -> str:
     return os.path.basename(path.rstrip(os.sep)) if "://" in path or inside.startswith(os.pardir) else inside
 
 
-def _shown(model: Served) -> Served:
-    return replace(
-        model,
-        path=shown_path(model.path),
-        upsamplers=[shown_path(path) for path in model.upsamplers],
-        classifier=shown_path(model.classifier),
-        loras={name: shown_path(path) for name, path in model.loras.items()},
-        controlnet=shown_path(model.controlnet),
-    )
-
-
 def _loading(wish: Wish, model: Served, pictures: Sequence[str]) -> dict[str, Any]:
-    """What is loaded beside the model."""
-    found = {"upsampler_paths": model.upsamplers, "lora": lora_paths(wish, model)}
-    return found | ({"controlnet": model.controlnet} if "control_image" in pictures else {})
+    """What is loaded beside the model, as it is shown."""
+    files = {"upsampler_paths": model.upsamplers, "lora": lora_paths(wish, model)}
+    found: dict[str, Any] = {name: [shown_path(path) for path in paths] for name, paths in files.items()}
+    return found | ({"controlnet": shown_path(model.controlnet)} if "control_image" in pictures else {})
 
 
 def _batches(wish: Wish, model: Served) -> list[dict[str, int]]:
@@ -50,8 +39,8 @@ def _batches(wish: Wish, model: Served) -> list[dict[str, int]]:
 
 def command_line(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
     """For a shell, in any folder. pictures: the names of the wish's pictures, each to be saved as NAME.png."""
-    batches, model = _batches(wish, model), _shown(model)
-    flags: dict[str, Any] = {"model_path": model.path, **_loading(wish, model, pictures)}
+    batches = _batches(wish, model)
+    flags: dict[str, Any] = {"model_path": shown_path(model.path), **_loading(wish, model, pictures)}
     if "control_image" in pictures:
         flags["control_scale"] = wish.control_scale
     before = ""
@@ -62,7 +51,7 @@ def command_line(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str
         flags["prompts"] = wish.prompt
     flags |= {"negative_prompt": wish.negative_prompt, "labels": wish.label, "seed": wish.seed}
     flags |= {"num_samples": wish.num_images, "sample_size": [wish.height, wish.width] if wish.height else None}
-    flags |= {BASE.flag(name): value for name, value in wish.of_base(model.classifier).items()}
+    flags |= {BASE.flag(name): value for name, value in wish.of_base(shown_path(model.classifier)).items()}
     for kind in model.kinds[1:]:
         flags |= {flag: getattr(wish, flag, None) for flag in kind.flags}
     flags |= {name: f"{name}.png" for name in pictures}
@@ -75,7 +64,7 @@ def command_line(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str
 
 def python_code(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
     """A program whose ``images`` are the wish's. pictures: as for ``command_line``."""
-    batches, model = _batches(wish, model), _shown(model)
+    batches = _batches(wish, model)
     options: dict[str, str] = {"seed": repr(wish.seed), "num_samples": repr(wish.num_images)}
     imports, before = ["import diff_dalle"], []
     if pictures:
@@ -91,7 +80,7 @@ def python_code(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
         options["labels"] = repr([wish.label])
     if wish.height:
         options["size"] = repr((wish.height, wish.width))
-    base = wish.of_base(model.classifier) | batches[0]
+    base = wish.of_base(shown_path(model.classifier)) | batches[0]
     options |= {name: repr(value) for name, value in base.items()}
     upsampling = [kind.given(wish, i) | batches[i + 1] for i, kind in enumerate(model.kinds[1:])]
     if any(upsampling):
@@ -100,6 +89,6 @@ def python_code(wish: Wish, model: Served, pictures: Sequence[str] = ()) -> str:
         masks = "[mask >= 128]" if "mask" in pictures else "None"
         edit = f"diff_dalle.EditConfig(strength={wish.strength!r}, variation={wish.variation!r})"
         options["edit"] = f"diff_dalle.ImageEdit([init_image], {masks}, {edit})"
-    lines = [*imports, "", *before, f"pipeline = diff_dalle.load({model.path!r}{arguments})"]
+    lines = [*imports, "", *before, f"pipeline = diff_dalle.load({shown_path(model.path)!r}{arguments})"]
     rest = "".join(f"    {name}={value},\n" for name, value in options.items())
     return "\n".join([*lines, f"images = pipeline.sample(\n    [{wish.prompt!r}],\n{rest})"]) + "\n"

@@ -10,16 +10,15 @@ from typing import Any
 from ..commands.serve import AddressConfig
 from .api import Service, create_app
 from .door import Door
-from .refusal import Refusal
-from .shares import Shares
-from .uploads import load_gradio, uploads_folder
+from .gradio_setup import appearance, load_gradio, uploads_folder
+from .refusal import Refusal, Shares
 
 CONNECTIONS = 500  # more are answered 503
 CONNECTIONS_EACH = 64  # of one client; more are closed
 HEAD_SECONDS = 10.0  # for a client to send the head of a request
 
 
-def protocol(seconds: float = HEAD_SECONDS) -> type:
+def protocol() -> type:
     """uvicorn's HTTP/1.1 with two limits that it has not: a connection on which no request begins in time, or begins
     but does not get beyond its head, is closed, and so are those of a client that has too many."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -27,15 +26,15 @@ def protocol(seconds: float = HEAD_SECONDS) -> type:
     connections = Shares("connections", CONNECTIONS_EACH)
 
     class Impatient(H11Protocol):
-        held: str | None = None  # the address whose share it has a part of
+        has_share = False
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.wait_for_head()
-            address = self.client[0] if self.client else None
+            self.address = self.client[0] if self.client else None
             try:
-                connections.take(address)
-                self.held = address
+                connections.take(self.address)
+                self.has_share = True
             except Refusal:
                 self.connections.discard(self)  # else a burst of these would reach the limit of all
                 transport.abort()
@@ -46,11 +45,12 @@ def protocol(seconds: float = HEAD_SECONDS) -> type:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.waiting.cancel()
-            connections.give_back(self.held)
+            if self.has_share:
+                connections.give_back(self.address)
             super().connection_lost(exc)
 
         def wait_for_head(self) -> None:
-            self.waiting = self.loop.call_later(seconds, self.close_without_head, self.cycle)
+            self.waiting = self.loop.call_later(HEAD_SECONDS, self.close_without_head, self.cycle)
 
         def close_without_head(self, cycle: Any) -> None:
             """cycle: the request that had come last when the wait began."""
@@ -78,7 +78,6 @@ def with_page(app: Any, service: Service) -> Any:
     """A FastAPI application with the page at "/"."""
     import gradio
 
-    from . import look
     from .page import CSS, build_page
 
     page = build_page(service)
@@ -89,11 +88,8 @@ def with_page(app: Any, service: Service) -> Any:
         app,
         page,
         path="",
-        theme=look.theme(),
-        css=look.CSS + CSS,
         max_file_size=service.limits.body_bytes,
-        footer_links=[],
-        ssr_mode=False,
+        **appearance(CSS),
     )
 
 

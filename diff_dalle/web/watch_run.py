@@ -10,8 +10,9 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -143,11 +144,12 @@ def _rows(log: str, notes: list[str]) -> list[Row]:
     """The rows of a log by increasing step."""
     text = storage.read_bytes(log).decode("utf-8", "replace")  # a crash may leave anything
     lines = text[: text.rfind("\n") + 1].splitlines()
+    columns = _cells(lines.pop(0)) if log.endswith(".csv") and lines else None
     rows: list[Row] = []
     damaged = 0
-    for row in (_csv if log.endswith(".csv") else _json)(lines):
-        step = row.pop("step", None) if row else None
-        if row is None or step is None or step < 0:
+    for row in (_row(line, columns) for line in lines):
+        step = row.pop("step", -1.0)
+        if step < 0:
             damaged += 1
             continue
         while rows and rows[-1][0] > step:  # resumed at an earlier step
@@ -161,31 +163,24 @@ def _rows(log: str, notes: list[str]) -> list[Row]:
     return rows
 
 
-def _json(lines: Iterable[str]) -> Iterator[dict[str, float] | None]:
-    for line in lines:
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            found = None
-        yield _numbers(found) if isinstance(found, dict) else None
-
-
-def _csv(lines: Iterable[str]) -> Iterator[dict[str, float] | None]:
-    reader = csv.DictReader(lines)
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error:
-            yield None
-            continue
-        if row is None:
-            return
-        yield None if None in row else _numbers(row)  # None: more values than columns
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def _row(line: str, columns: Sequence[str] | None) -> dict[str, float]:
+    """The numbers of a line by name, none of a damaged one; columns: of a table, None = it is JSON."""
+    try:
+        row = json.loads(line) if columns is None else dict(zip_longest(columns, _cells(line)))
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(row, dict) or None in row:  # more values than columns
+        return {}
     found = ((name, _number(value)) for name, value in row.items())
     return {name: value for name, value in found if value is not None}
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line of a table, none of a damaged one."""
+    try:
+        return next(csv.reader([line]))
+    except csv.Error:
+        return []
 
 
 def _number(value: Any) -> float | None:

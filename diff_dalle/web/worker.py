@@ -41,11 +41,11 @@ class Snapshot:
 
 
 class Job:
-    """One piece of work, from ``Worker.submit``."""
+    """One piece of work, from ``Worker.submit``, or a place in the queue for one, from ``Worker.place``."""
 
-    def __init__(self, worker: Worker, work: Work):
+    def __init__(self, worker: Worker):
         self._worker = worker
-        self._work: Work | None = work
+        self.work: Work | None = None  # until it is known, and when it is over
         self._over = threading.Event()
         self._end: Refusal | None = None  # why the sampling is to end
         self._progress: Progress | None = None
@@ -89,8 +89,8 @@ class Job:
         try:
             if self._end is not None:
                 raise _Ended
-            assert self._work is not None  # until it is over
-            self._finish(self._work(watch), None)
+            assert self.work is not None
+            self._finish(self.work(watch), None)
         except _Ended:
             self._finish(None, self._end)
         except InputError as error:
@@ -101,14 +101,8 @@ class Job:
 
     def _finish(self, result: Any, refusal: InputError | None) -> None:
         self._stop, self._result, self._refusal = time.monotonic(), result, refusal
-        self._work = self._progress = None  # pictures, and a tensor of the network's device
+        self.work = self._progress = None  # pictures, and a tensor of the network's device
         self._over.set()
-
-
-class Place:
-    """A place in the queue of a job whose work is not known yet; see ``Worker.place``."""
-
-    used = False
 
 
 class Worker:
@@ -122,54 +116,43 @@ class Worker:
         self.max_queue, self.max_seconds = max_queue, max_seconds
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: Job | None = None
-        self._places = 0  # taken, and not used yet
         self._closed = False
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # of a lock that one thread may hold several times
         self._thread = threading.Thread(target=self._loop, name="sampling", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
-    def place(self) -> Iterator[Place]:
+    def place(self) -> Iterator[Job]:
         """Takes a place in the queue before pictures are decoded for the job, so that the memory for these is bounded
-        too. Raises Refusal if the queue is full."""
+        too; it is left if no work is submitted for it. Raises Refusal if the queue is full."""
         with self._changed:
-            self._check_room()
-            self._places += 1
-        place = Place()
+            self.check_room()
+            self._waiting.append(job := Job(self))
         try:
-            yield place
+            yield job
         finally:
-            self._leave(place)
+            if job.work is None:
+                self.withdraw(job)
 
     def check_room(self) -> None:
         """Raises Refusal if the queue is full now."""
         with self._changed:
-            self._check_room()
+            if self._closed:
+                raise Refusal(503, "the server is stopping")
+            waiting = len(self._waiting)
+            if waiting >= self.max_queue + (self._running is None):  # then one of them is about to run
+                raise Refusal(503, f"busy, try again: {waiting} requests are waiting already")
 
-    def _leave(self, place: Place) -> None:
-        with self._changed:
-            self._places -= not place.used
-            place.used = True
-
-    def submit(self, work: Work, place: Place | None = None) -> Job:
+    def submit(self, work: Work, place: Job | None = None) -> Job:
         """Queue ``work(watch)``, which calls ``watch`` at every step. Raises Refusal if the queue is full and no place
         was taken."""
-        job = Job(self, work)
         with self._changed:
             if place is None or self._closed:
-                self._check_room()
-            else:
-                self._leave(place)
-            self._waiting.append(job)
+                self.check_room()
+                self._waiting.append(place := Job(self))
+            place.work = work
             self._changed.notify()
-        return job
-
-    def _check_room(self) -> None:
-        if self._closed:
-            raise Refusal(503, "the server is stopping")
-        waiting = len(self._waiting) + self._places
-        if waiting >= self.max_queue + (self._running is None):  # then one of them is about to run
-            raise Refusal(503, f"busy, try again: {waiting} requests are waiting already")
+        return place
 
     def withdraw(self, job: Job) -> bool:
         """Take a job from the queue; False if it is not there."""
@@ -197,10 +180,11 @@ class Worker:
     def _loop(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
+                self._changed.wait_for(lambda: self._closed or any(job.work for job in self._waiting))
                 if self._closed:
                     return
-                job = self._running = self._waiting.popleft()
+                job = self._running = next(job for job in self._waiting if job.work)
+                self._waiting.remove(job)
             job.run(self.max_seconds)
             with self._changed:
                 self._running = None

@@ -16,7 +16,7 @@ from diff_dalle.config import InputError, given
 from diff_dalle.diffusion import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.images.signal import PixelSignal
-from diff_dalle.sampling.generator_stage import UPSAMPLER_DEFAULTS
+from diff_dalle.sampling.pixel_stages import UPSAMPLER_DEFAULTS
 from diff_dalle.sampling.stage_settings import BASE, SETTINGS, STAGE_B, UPSAMPLERS, StageSettings, UpsamplersConfig
 
 USUAL = [UPSAMPLER_DEFAULTS] * 2

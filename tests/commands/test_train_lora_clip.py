@@ -19,7 +19,7 @@ from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.contract import Clip
 from diff_dalle.randomness import Draw
-from diff_dalle.sampling.latent_clips import add_tokens
+from diff_dalle.sampling.clips import add_tokens
 
 TOKENS = [["[fernando]", "^dog</w>"], ["^picture", None]]
 

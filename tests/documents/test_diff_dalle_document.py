@@ -10,7 +10,7 @@ from document_reading import commands, sections, shrunk
 from script_running import json_lines, run
 from shard_making import make_shards
 
-from diff_dalle.sampling import summary
+from diff_dalle.sampling import telling
 
 DOCUMENT = sections("diff_dalle.md")
 MISSPELLED = {"scripts/train_genrator.py": "scripts/train_generator.py"}  # in the document itself
@@ -117,7 +117,7 @@ def sampled(home, out, monkeypatch, changed=(), **others):
 @pytest.mark.usefixtures("trained")
 def test_sampling_writes_what_the_document_names(home, tmp_path, monkeypatch, caplog):
     """A classifier of another noise schedule guides by noise level, after one warning."""
-    summary._warn.cache_clear()
+    telling._warn.cache_clear()
     for out in ("out", "again"):
         result = sampled(home, tmp_path / out, monkeypatch)
     (warning,) = [record.getMessage() for record in caplog.records if "classifier was trained" in record.getMessage()]

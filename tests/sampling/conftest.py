@@ -3,6 +3,7 @@
 import pytest
 from cascade_making import make_stages
 from checkpoint_making import make_classifier_file
+from latent_file_making import make_cascade
 
 from diff_dalle.sampling.pipeline import Pipeline, load
 
@@ -16,6 +17,12 @@ def stage_files(tmp_path_factory):
         (folder / name).mkdir()
         paths[f"classifier {name}"] = make_classifier_file(folder / name, **settings)
     return paths
+
+
+@pytest.fixture(scope="session")
+def latent(tmp_path_factory):
+    """Paths of the networks of a latent cascade."""
+    return make_cascade(tmp_path_factory.mktemp("latent"))
 
 
 @pytest.fixture(scope="session")

@@ -58,13 +58,10 @@ def test_what_it_refuses(base, wrong, words):
         base("a", 2, **wrong)
 
 
-def test_it_says_what_is_loaded(base):
-    assert repr(base).startswith("Pipeline on cpu in fp32:\n") and "base.pt: " in repr(base)
-    assert "16 pixels" in repr(base)
-
-
-def test_it_moves(base):
+def test_it_says_what_is_loaded_and_moves(base):
     before = base.sample("a", steps=2, progress=False)
+    assert repr(base).startswith("Pipeline on cpu in fp32:\n")
+    assert "base.pt: " in repr(base) and "16 pixels" in repr(base)
     assert base.to("cpu") is base and base.stages[0]._network is None
     assert np.array_equal(base.sample("a", steps=2, progress=False), before)
     with pytest.raises(InputError, match="cuda"):

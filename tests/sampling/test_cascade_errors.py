@@ -43,6 +43,14 @@ REFUSED = {
         "low_res, low_res_dir.* required by upsamplers without",
     ),
     "seeds": ({"seeds": [1]}, "seeds has 1 value for 3 prompts: give one for each"),
+    "labels": ({"labels": [1, 2]}, "labels has 2 values for 3 prompts: give one for each"),
+    "classifier's prompts": ({"classifier_prompts": []}, "classifier_prompts has 0 values for 3 prompts"),
+    "noise of a base": ({"noise_level": 0.1}, "base.pt: noise_level is 0.1, but only upsamplers have it"),
+    "blur of a base": ({"blur_level": 0.5}, "base.pt: blur_level is 0.5, but only upsamplers have it"),
+    "tiles of a base": ({"tile_size": 8}, "base.pt: tile_size is 8, but only upsamplers and stage B have it"),
+    "shift of a base": ({"shift": 0.5}, "base.pt: shift is 0.5, but only stages B and C of a latent cascade have it"),
+    "t_start of a base": ({"t_start": 0.5}, "base.pt: t_start is 0.5, but only stages B and C"),
+    "t_end of a base": ({"t_end": 0.5}, "base.pt: t_end is 0.5, but only stages B and C"),
     "seeds below 0": ({"seeds": [1, 2, -1]}, r"seed is -1, but must lie between 0 and 2\^63 - 1"),
     "last seed too large": (up(upsampler_seed=(0, MAX_SEED - 1)), f"top.pt: upsampler_seed is {MAX_SEED + 1}, but"),
     "random variation": (edited(variation=0.5) | by("ancestral"), "base.pt: (--)?variation requires a deterministic"),
@@ -87,7 +95,7 @@ def test_a_classifier_must_fit_its_own_stage(stage_files, cascade):
         paths = (stage_files.get(f"classifier {name}") for name in (middle, top))
         return {"upsampling": [replace(settings, classifier=path) for path in paths], **options}
 
-    for fitting in (guided("16", "32"), guided("16", "32", "x_start"), guided("clean", None, "x_start")):
+    for fitting in (guided("16", "32"), guided("clean", None, "x_start")):
         assert stages(cascade, ["a star"], **fitting)[2].shape == (1, 32, 32, 3)
     cases = [
         (guided("16", "16"), "top.pt: .* trained on 16×16 images and cannot guide 32×32 images"),

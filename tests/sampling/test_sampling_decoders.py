@@ -24,13 +24,11 @@ from diff_dalle.batch import SELF_COND
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.loading import SavedNetwork
 from diff_dalle.checkpoints.pixels import DecoderSettings
-from diff_dalle.config import InputError, expectations
-from diff_dalle.diffusion import DiffusionConfig
+from diff_dalle.config import InputError
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_steps
-from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.sampling.pipeline import Pipeline
-from diff_dalle.sampling.unet_stage import UnetStage
+from diff_dalle.sampling.pixel_stages import UnetStage
 
 FAST = {"sample_timesteps": (4,)}
 EMBEDDINGS = np.random.default_rng(0).normal(size=(3, WIDTH)).astype(np.float32)
@@ -77,14 +75,7 @@ def test_a_decoder_is_one_file_or_a_file_for_each_unet(tmp_path):
     assert images.shape == (3, 32, 32, 3) and images.std() > 5
     assert np.array_equal(images, sample(diff_dalle.load(paths, "cpu")))
     assert np.array_equal(images, sample(diff_dalle.load(paths[0], "cpu", upsampler_paths=paths[1:])))
-    assert np.array_equal(images, sample(pipeline_of(decoder=decoder)))
     assert sample(diff_dalle.load(paths[0], "cpu")).shape == (3, 8, 8, 3)
-    upsampled = diff_dalle.load(upsampler_paths=paths[1:], device="cpu")
-    assert upsampled.sample(["", ""], low_res=random_images(2, 8, 8), progress=False).shape == (2, 32, 32, 3)
-    with pytest.raises(InputError, match=r"2.pt upsamples 16-pixel images"):
-        diff_dalle.load([paths[0], paths[2]], "cpu")
-    with pytest.raises(InputError, match=r"1.pt is an upsampler, not a base generator"):
-        diff_dalle.load(paths[1], "cpu")
 
 
 def test_unets_must_be_trained_on_the_same_embeddings(tmp_path):
@@ -96,22 +87,9 @@ def test_unets_must_be_trained_on_the_same_embeddings(tmp_path):
         return [save_unet(tmp_path / "0.pt", first, 0), save_unet(tmp_path / "1.pt", make_decoder(2, **other), 1)]
 
     assert len(diff_dalle.load(paths(), "cpu").stages) == 2
-    with pytest.raises(
-        InputError, match=r"0.pt was trained on embeddings of open_clip a, but .*1.pt on those of openai"
-    ):
-        diff_dalle.load(paths(clip=ClipConfig()), "cpu")
     with pytest.raises(InputError, match=r"0.pt has image embeddings of width 6, but .*1.pt of width 7"):
         diff_dalle.load(paths(unets=(replace(every, image_embed_dim=7),) * 2), "cpu")
     assert len(diff_dalle.load(paths(unets=(UNET,) * 2, clip=ClipConfig()), "cpu").stages) == 2  # 1 reads none
-
-
-def test_flags_of_a_network_are_compared_or_refused():
-    pipeline = pipeline_of()
-    pipeline.check(expectations(DiffusionConfig, "")(noise_schedule="cosine"))
-    with pytest.raises(InputError, match=r"diffusion_steps \(3 given, 50 in the checkpoint\)"):
-        pipeline.check(expectations(DiffusionConfig, "")(diffusion_steps=3))
-    with pytest.raises(InputError, match=r"num_channels \(given, but the checkpoint has no such setting\)"):
-        pipeline.check(expectations(GeneratorConfig, "")(num_channels=3))
 
 
 # ---------------------------------------------------------------------------------------------- embeddings and guidance
@@ -209,34 +187,14 @@ def test_without_dropping_in_training_there_is_no_guidance():
 # ------------------------------------------------------------------------------------------------ samplers and defaults
 
 
-@pytest.mark.parametrize("name", ["ancestral", "heun"])
-@pytest.mark.parametrize("prediction", [{}, {"predict_x_start": (True,)}, {"predict_v": (True,)}])
-def test_samplers_work_with_every_prediction(name, prediction):
-    images = sample(pipeline_of(**prediction), sampler=SamplerConfig(name, 3))
-    assert images.shape == (3, 8, 8, 3) and images.std() > 5
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "quadratic", "jsd", "sigmoid"])
-def test_every_schedule_samples_finite_images(schedule):
-    for steps in ((None,), (7,)):
-        stage = pipeline_of(beta_schedule=(schedule,), sample_timesteps=steps, clip_denoised=False).stages[0]
-        process = stage.process(stage.defaults)
-        assert np.isfinite(process.posterior_mean_coef1).all() and np.isfinite(process.log_betas).all()
-    assert sample(pipeline_of(beta_schedule=(schedule,), sample_timesteps=(7,))).std() > 5
-
-
 def test_sampling_steps_come_from_the_checkpoint():
     """Fewer steps than T = DDIM from T-1 to x_start; none = all T, ancestral."""
     pipeline = pipeline_of(2, sample_timesteps=(4, None), beta_schedule=("cosine",))
     base, upper = pipeline.stages
-    times = {}
-    for stage in (base, upper):
-        times[stage] = stage.process(stage.defaults).timestep_map
-    assert times[base][-1] == 49 and times[base][0] == 0 and len(times[base]) == 4
-    assert times[upper] == list(range(50))
+    assert upper.process(upper.defaults).timestep_map == list(range(50))
     assert upper.defaults.sampler.sampler == "ancestral" and base.defaults.sampler.sampler == "ddim"
-    steps, (stage, _) = [], pipeline.stages
-    handle = stage.network().register_forward_pre_hook(lambda module, arguments: steps.append(int(arguments[1][0])))
+    steps = []
+    handle = base.network().register_forward_pre_hook(lambda module, arguments: steps.append(int(arguments[1][0])))
     sample(pipeline, **guided(1.0))
     handle.remove()
     assert steps == [49, 33, 16, 0]
@@ -255,21 +213,14 @@ def test_thresholding_and_noise_come_from_the_checkpoint():
     with watching(pipeline.stages[1]) as seen:
         sample(pipeline)
     assert seen[0][1].low_res_level[0] == pytest.approx(0.3)
-    low_res = random_images(1, 8, 8)
-    upper = Pipeline(pipeline.stages[1:])
-    with watching(upper.stages[0]) as seen:
-        upper.sample([""], low_res=low_res, progress=False)
-    clean, shown = pipeline.stages[0].signal.from_pixels(low_res), seen[0][1].low_res
-    assert (clean - shown).std() == pytest.approx(0.75, abs=0.15)  # level 0.3 of a linear schedule: alpha-bar 0.4
 
 
 # ----------------------------------------------------------------------------------------------------------- inpainting
 
 
-@pytest.mark.parametrize("self_cond", [False, True])
-def test_known_pixels_stay_exactly(self_cond):
+def test_known_pixels_stay_exactly():
     """Through all U-Nets, with resampling; the rest follows the embedding."""
-    pipeline = pipeline_of(2, unet=replace(UNET, self_cond=self_cond))
+    pipeline = pipeline_of(2, unet=replace(UNET, self_cond=True))
     picture, mask = random_images(1, 16, 16)[0], np.zeros((16, 16), dtype=bool)
     mask[:, 6:] = True  # new content
     edit = ImageEdit([picture], [mask], EditConfig(inpaint_resamples=3, inpaint_jump=2))

@@ -1,15 +1,12 @@
 """What an attacker asks of the page and its routes: files of the server, other hosts, other sites, memory and disk."""
 
 import asyncio
-import http.server
 import json
 import os
-import threading
 
+import file_server
 import numpy as np
 import pytest
-from checkpoint_making import make_file
-from control_making import make_controlnet
 from page_client import Visitor, send, uploaded_file
 from web_making import make_service, needs_web, serving
 
@@ -17,10 +14,10 @@ from diff_dalle.commands.serve import AddressConfig, Limits
 from diff_dalle.config import InputError
 from diff_dalle.web.api import create_app
 from diff_dalle.web.door import EVENT_BYTES, UPLOADS, Door, host_name
+from diff_dalle.web.gradio_setup import BLOCK, holds, keep, make_room, uploads_folder
 from diff_dalle.web.pictures import png
 from diff_dalle.web.refusal import Refusal
 from diff_dalle.web.server import with_page
-from diff_dalle.web.uploads import BLOCK, holds, keep, make_room, uploads_folder
 
 pytestmark = needs_web
 EDITOR, CONTROL = "Picture to edit", "Picture for the ControlNet"
@@ -29,10 +26,8 @@ SITE = {"Origin": "http://evil.example"}
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("door")
-    base = make_file(folder)
-    made = make_service(base, Limits(max_body=1, max_disk=1), controlnet=make_controlnet(base, folder / "edges.pt"))
+def service(files):
+    made = make_service(files["base"], Limits(max_body=1, max_disk=1), controlnet=files["controlnet"])
     yield made
     made.close()
 
@@ -55,24 +50,10 @@ def used(service, monkeypatch):
 
 @pytest.fixture
 def elsewhere():
-    """Another server, and the paths that it was asked for."""
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(png(PICTURE))
-
-        def log_message(self, *arguments):
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/picture.png", asked
-    server.shutdown()
-    server.server_close()
+    """A picture on another server, and the paths that this was asked for."""
+    with file_server.serving() as server:
+        server.files["/picture.png"] = png(PICTURE)
+        yield server.url("/picture.png"), server.requests
 
 
 def paths_of(secret):
@@ -146,6 +127,8 @@ def test_only_routes_that_the_page_needs_are_there(address, tmp_path):
         assert send(f"{address}/gradio_api/{route}", b"{}", Content_Type="application/json")[0] == 404
     for path in ("/etc/passwd", f"{tmp_path}/secret.png", f"{uploads_folder()}/../../etc/passwd", uploads_folder()):
         assert send(f"{address}/gradio_api/file={path}")[0] == 404
+    for path in ("/gradio_api/file=%00", "/gradio_api/file=/tmp/%00x", "/openapi.json", "/docs"):
+        assert send(f"{address}{path}")[0] == 404
     (own,) = keep({"own.png": png(PICTURE)})
     assert send(f"{address}/gradio_api/file={own}") == (200, png(PICTURE))
 
@@ -227,14 +210,14 @@ def test_few_visitors_upload_at_the_same_time(tmp_path):
         scope = {"type": "http", "method": "POST", "path": "/gradio_api/upload", "headers": []}
         first = [asyncio.ensure_future(door(scope, None, None)) for _ in range(UPLOADS)]
         await asyncio.sleep(0.1)
-        with pytest.raises(Refusal, match="others are uploading"):
+        with pytest.raises(Refusal, match="others have all uploads"):
             await door(scope, None, None)
         for each in first:
             each.cancel()
         await asyncio.gather(*first, return_exceptions=True)
-        assert not door.uploads
+        assert not door.uploads.total
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 async def hold(scope, receive, send):

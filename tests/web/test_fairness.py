@@ -7,7 +7,6 @@ import socket
 import time
 
 import pytest
-from checkpoint_making import make_file
 from page_client import Visitor, send
 from web_making import Gate, call, client_of, make_service, needs_web, serving
 
@@ -16,23 +15,16 @@ from diff_dalle.config import InputError
 from diff_dalle.web import door, page, server
 from diff_dalle.web.api import create_app
 from diff_dalle.web.door import PARTS, TEXT_BYTES, BodyLimit, read_json
-from diff_dalle.web.refusal import Refusal
-from diff_dalle.web.shares import Shares
+from diff_dalle.web.refusal import Refusal, Shares
 
 pytestmark = needs_web
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    made = make_service(make_file(tmp_path_factory.mktemp("fairness")), Limits(max_body=1, max_queue=2))
+def service(files):
+    made = make_service(files["base"], Limits(max_body=1, max_queue=2))
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def address(service):
-    with serving(service) as found:
-        yield found
 
 
 def test_values_are_counted_before_they_are_parsed(monkeypatch):
@@ -82,26 +74,13 @@ def test_a_place_is_taken_when_the_body_is_there(service):
     class Watched:
         async def __call__(self, scope, receive, send):
             async def listened():
-                taken.append(service.worker._places)
+                taken.append(len(service.worker._waiting))
                 return await receive()
 
             await create_app(service)(scope, listened, send)
 
     assert call(BodyLimit(Watched(), 100, 0.05), part)[0] == 408
     assert taken and not any(taken)
-
-
-def test_a_full_queue_refuses_before_the_body_is_read(service, monkeypatch):
-    def full():
-        raise Refusal(503, "busy")
-
-    monkeypatch.setattr(service.worker, "check_room", full)
-    read = []
-
-    async def app(scope, receive, send):
-        await create_app(service)(scope, lambda: read.append(1), send)
-
-    assert call(app)[0] == 503 and not read
 
 
 def test_one_client_has_a_share():
@@ -114,7 +93,7 @@ def test_one_client_has_a_share():
         for _ in range(5):
             shares.take("127.0.0.1")  # a proxy's
             shares.take(None)
-    assert not shares.held
+    assert not shares.held and shares.total == 10
 
 
 def test_jobs_of_one_client_leave_places_for_others(service):
@@ -140,7 +119,7 @@ def test_jobs_of_one_client_leave_places_for_others(service):
         gate.open.set()
 
 
-def test_bodies_under_way_are_limited(service, monkeypatch):
+def test_bodies_under_way_are_limited():
     async def reads(scope, receive, send):
         while (await receive()).get("more_body"):
             pass
@@ -148,16 +127,18 @@ def test_bodies_under_way_are_limited(service, monkeypatch):
 
     limit = BodyLimit(reads, 100, 5)
     part = {"type": "http.request", "body": bytes(60), "more_body": False}
-    assert call(limit, part) == (400, {"error": "read"}) and limit.held == 0
-    limit.held = door.BODIES * 100 - 50
-    assert call(limit, part)[0] == 503 and limit.held == door.BODIES * 100 - 50
-    limit.held = 0
-    limit.each.held["10.0.0.1"] = door.BODIES_EACH * 100 - 50
+    bodies, client = limit.bodies, "10.0.0.1"
 
     async def from_client(scope, receive, send):
-        await limit({**scope, "client": ("10.0.0.1", 1)}, receive, send)
+        await limit({**scope, "client": (client, 1)}, receive, send)
 
-    assert call(from_client, part)[0] == 503 and limit.each.held["10.0.0.1"] == door.BODIES_EACH * 100 - 50
+    assert call(from_client, part) == (400, {"error": "read"}) and not bodies.total and not bodies.held
+    bodies.total = most = door.BODIES * 100 - 50
+    status, answer = call(from_client, part)
+    assert status == 503 and "others have all" in answer["error"] and bodies.total == most
+    bodies.total = bodies.held[client] = most = door.BODIES_EACH * 100 - 50
+    status, answer = call(from_client, part)
+    assert status == 503 and "of your address" in answer["error"] and bodies.held[client] == most
 
 
 def test_the_job_of_a_visitor_who_does_not_listen_is_canceled(address, service, monkeypatch):
@@ -191,7 +172,8 @@ def test_connections_without_a_request_are_closed(head, service, monkeypatch):
     import uvicorn
 
     config = uvicorn.Config
-    monkeypatch.setattr(uvicorn, "Config", lambda app, **given: config(app, http=server.protocol(0.3), **given))
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(uvicorn, "Config", lambda app, **given: config(app, http=server.protocol(), **given))
     with serving(service, create_app(service)) as here:
         with connect(here, head) as place:
             assert place.recv(100) == b""
@@ -254,11 +236,6 @@ def test_connections_of_one_client_are_limited(service, monkeypatch):
             place.sendall(request)
             assert b"200 OK" in place.recv(10_000)
         others.pop().close()
-
-
-@pytest.mark.parametrize("path", ["/gradio_api/file=%00", "/gradio_api/file=/tmp/%00x", "/openapi.json", "/docs"])
-def test_nothing_is_at_these_addresses(path, address):
-    assert send(f"{address}{path}")[0] == 404
 
 
 def test_an_origin_that_is_no_url_is_another_site(address):

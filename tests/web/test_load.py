@@ -4,7 +4,6 @@ import collections
 import sys
 
 import pytest
-from checkpoint_making import make_file
 from load_making import load, resident
 from web_making import make_service, needs_web, serving
 
@@ -16,8 +15,8 @@ GROWTH = 24  # MiB; a leak of one body or image of each request would be more
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_many_clients(tmp_path):
-    service = make_service(make_file(tmp_path), Limits(max_queue=3))
+def test_many_clients(files):
+    service = make_service(files["base"], Limits(max_queue=3))
     wish = {"prompt": "a star", "steps": 2, "guidance_scale": 1.0}
     counts: collections.Counter = collections.Counter()
     with serving(service) as address:

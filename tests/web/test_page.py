@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from cascade_making import make_stages
-from checkpoint_making import make_file
 from PIL import Image
 from web_making import Gate, inaccessible, make_service, needs_web
 
@@ -17,9 +15,8 @@ from diff_dalle.config import to_dict
 from diff_dalle.sampling.stage_settings import BASE, UPSAMPLERS
 from diff_dalle.web.models import Served
 from diff_dalle.web.page import Visits, state_text, status
-from diff_dalle.web.page_inputs import PictureFiles
 from diff_dalle.web.page_values import EDITS, read_wish, record, values_of
-from diff_dalle.web.pictures import Pictures
+from diff_dalle.web.pictures import PictureFiles, Pictures
 from diff_dalle.web.refusal import Refusal
 from diff_dalle.web.wish import Wish
 from diff_dalle.web.worker import Snapshot
@@ -31,11 +28,9 @@ needs_browser = pytest.mark.skipif(not CHROMIUM, reason="there is no browser: ap
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
-    stages = make_stages(folder)
-    models, few = f"one={make_file(folder)},two={stages['base']}", Limits(max_steps=6)
-    made = make_service(models, few, upsampler_paths=f"two={stages['middle']}")
+def service(files):
+    models = f"one={files['base']},two={files['low']}"
+    made = make_service(models, Limits(max_steps=6), upsampler_paths=f"two={files['middle']}")
     yield made
     made.close()
 
@@ -222,7 +217,7 @@ def test_the_settings_of_a_wish_come_back(asked):
     picture = {"path": "picture.png"}
     others = {"lora_factor": 1.0, "edit": next(iter(EDITS)), "amount": 0.5, "control_scale": 1.0, "loras": []}
     editor = {"background": picture, "layers": []} if wish.strength or wish.variation else None
-    given = {**others, **values_of(to_dict(wish)), "control": picture, "editor": editor}
+    given = {**others, **values_of(to_dict(wish)), "control_image": picture, "init_image": editor}
     assert read_wish(given, model)[0] == wish
 
 

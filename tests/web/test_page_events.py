@@ -5,12 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from cascade_making import make_stages
-from checkpoint_making import make_classifier_file, make_file
-from control_making import make_controlnet
-from lora_making import make_lora
 from page_client import Visitor, send
-from web_making import Gate, make_service, needs_web, pixels
+from web_making import Gate, equipped, needs_web, pixels
 
 from diff_dalle.commands.serve import Limits
 from diff_dalle.web.pictures import png
@@ -28,17 +24,8 @@ JSON = "HTTP API (POST /api/sample)"
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("events")
-    one, two = make_file(folder), make_stages(folder)
-    made = make_service(
-        f"one={one},two={two['base']}",
-        Limits(max_steps=20),
-        upsampler_paths=f"two={two['middle']}",
-        classifier_path=f"one={make_classifier_file(folder)}",
-        controlnet=f"one={make_controlnet(one, folder / 'edges.pt')}",
-        lora=f"one={make_lora(folder / 'red.safetensors', one)}",
-    )
+def service(files):
+    made = equipped(files, Limits(max_steps=20))
     yield made
     made.close()
 
@@ -91,7 +78,7 @@ def test_the_model_is_switched(visitor):
         and visitor.shown["Control by a picture"]
         and visitor.shown["Classifier guidance (0 = off)"]
     )
-    visitor.values["Model"] = "two"
+    visitor.values["Model"] = "cascade"
     visitor.fire("Model", "input")
     assert visitor.shown["Upsamplers"] and not visitor.shown["Stage B"] and not visitor.shown["Shift"]
     hidden = ("LoRAs", "Strength of the LoRAs", "Control by a picture", "Classifier guidance (0 = off)")
@@ -99,20 +86,20 @@ def test_the_model_is_switched(visitor):
     visitor.sample(Prompt="a star", Steps=2, Guidance_scale=1.0)
     assert visitor.shown["Images of the earlier stages"]
     assert images(visitor)[0].shape == (16, 16, 3) and images(visitor, "Images of the earlier stages")[0].shape[0] == 8
-    assert json.loads(visitor.values[JSON])["model"] == "two"
+    assert json.loads(visitor.values[JSON])["model"] == "cascade"
 
 
 def test_the_examples_are_those_of_the_model(visitor, service):
     """A click puts one into the prompt."""
     assert not visitor.shown["Examples"]
-    service.models.served["two"].examples = ["a star", "a red circle"]
-    visitor.values["Model"] = "two"
+    service.models.served["cascade"].examples = ["a star", "a red circle"]
+    visitor.values["Model"] = "cascade"
     visitor.fire("Model", "input")
     assert visitor.shown["Examples"]
     visitor.values["Examples"] = 1
     visitor.fire("Examples", "click")
     assert visitor.values["Prompt"] == "a red circle"
-    service.models.served["two"].examples = []
+    service.models.served["cascade"].examples = []
 
 
 def test_every_control_has_an_effect(visitor):
@@ -185,16 +172,14 @@ def test_the_pictures_of_a_command_are_offered(visitor):
     [
         ({"Steps": None}, "Steps is empty: enter a number"),
         ({"Images": None}, "Images is empty: enter a number"),
-        ({"Images": 1.5}, "Images is 1.5: enter a whole number"),
-        ({"Seed": None}, "Seed is empty: enter a number"),
-        ({"Guidance_scale": None}, "Guidance scale is empty: enter a number"),
-        ({"Guidance_scale": "x"}, "Guidance scale is &#x27;x&#x27;: enter a number"),
-        ({"Classifier_guidance": None}, "Classifier guidance is empty: enter a number"),
+        ({"Images": 1.5}, "Images is 1.5, but must be an integer"),
+        ({"Guidance_scale": None}, "Guidance scale (1 = off) is empty: enter a number"),
+        ({"Guidance_scale": "x"}, "Guidance scale (1 = off) is &#x27;x&#x27;, but must be a number"),
         ({"Steps": 21}, "Steps is 21, but must be a number of steps, at most 20"),
         ({"Sampler": "eulerr"}, "Sampler is &#x27;eulerr&#x27;"),
         ({"Model": "three"}, "There is no model &#x27;three&#x27;"),
         ({"Model": ["one"]}, "There is no model"),
-        ({"LoRAs": ["/etc/passwd"]}, "the LoRAs of the model one are: red"),
+        ({"LoRAs": ["/etc/passwd"]}, "the LoRAs of the model one are: red, soft"),
         ({"Edit": "Inpaint what is drawn"}, "Draw over the part of the picture"),
         ({"Edit": "Erase"}, "Edit must be one of Inpaint what is drawn"),
     ],
@@ -213,7 +198,7 @@ def test_pictures_of_the_page_are_not_decoded_for_a_full_queue(visitor, service,
     assert gate.started.wait(10)
     give(visitor)
     jobs += [service.worker.submit(print) for _ in range(service.limits.max_queue)]
-    monkeypatch.setattr("diff_dalle.web.page_inputs.decode", None)
+    monkeypatch.setattr("diff_dalle.web.pictures.decode", None)
     answer = visitor.sample(Prompt="a star", Steps=2, Edit="Image to image")[-1]
     assert f"Busy, try again: {service.limits.max_queue} requests" in json.dumps(answer)
     for job in jobs:

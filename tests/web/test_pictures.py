@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-from checkpoint_making import make_file
 from web_making import Gate, call, client_of, make_service, needs_web
 
 from diff_dalle.commands.serve import Limits
@@ -30,9 +29,9 @@ EDIT = {
 
 
 @pytest.fixture
-def busy(tmp_path):
+def busy(files):
     """A service that is sampling, with room for two more, its client, and what ends the sampling."""
-    service, gate = make_service(make_file(tmp_path), Limits(max_queue=2)), Gate()
+    service, gate = make_service(files["base"], Limits(max_queue=2)), Gate()
     service.worker.submit(gate)
     assert gate.started.wait(10)
     yield service, client_of(service), gate

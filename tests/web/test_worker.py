@@ -58,10 +58,12 @@ def test_places_are_taken_before_the_work_is_known(worker):
     assert job.snapshot().ahead == 1
     with pytest.raises(ZeroDivisionError), worker.place():
         raise ZeroDivisionError
-    with worker.place() as place:
-        worker.submit(print, place)
     gate.open.set()
     assert job.wait(10)
+    with worker.place() as place:
+        assert worker.submit(print).wait(10)  # which is not kept waiting
+        last = worker.submit(lambda watch: 3, place)
+    assert last.wait(10) and last.snapshot().result == 3
 
 
 def test_one_more_may_come_while_nothing_runs():

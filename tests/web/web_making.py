@@ -30,6 +30,15 @@ def make_service(models: str, limits: Limits | None = None, **files) -> Service:
     return Service(Models(ModelsConfig(tuple(models.split(",")), precision="fp32", **given), "cpu"), limits or Limits())
 
 
+def equipped(files, limits: Limits | None = None) -> Service:
+    """A service of the models ``one``, with all that can go with a model, and ``cascade``."""
+    own = {
+        name: f"one={files[file]}" for name, file in (("classifier_path", "classifier"), ("controlnet", "controlnet"))
+    }
+    own |= {"lora": tuple(f"one={path}" for path in files["loras"]), "upsampler_paths": f"cascade={files['middle']}"}
+    return make_service(f"one={files['base']},cascade={files['low']}", limits, **own)
+
+
 def client_of(service: Service):
     """A client of the API, without a server."""
     from starlette.testclient import TestClient

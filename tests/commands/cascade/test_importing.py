@@ -34,8 +34,8 @@ from diff_dalle.models.latent import released
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from diff_dalle.models.latent.stage_a import StageA, StageAConfig
 from diff_dalle.models.latent.stages import StageB, StageC
-from diff_dalle.sampling.latent_clips import LatentClips
-from diff_dalle.sampling.latent_stages import Companions, ReconstructionStage, SemanticStage
+from diff_dalle.sampling.clips import LatentClips
+from diff_dalle.sampling.latent_stages import ReconstructionStage, SemanticStage
 
 A = StageAConfig(width=8, bottleneck_blocks=1, codebook_size=20)
 S = SemanticConfig(backbone="efficientnet_v2_s", semantic_channels=5, previewer_width=8)
@@ -109,7 +109,7 @@ def test_stage_c_makes_as_many_positions_as_stage_b_reads_of_a_picture(tmp_path)
             sizes.append(tuple(pictures.shape[2:]))
             return torch.zeros(1, after.config.semantic_channels, 1, 1)
 
-    after.attach(Companions(LatentClips(None)))
+    after.attach(LatentClips(None), None, None)
     after.read = replace(after.read, encode=Encoder().encode)
     after.from_low_res(np.zeros((1, 1024, 640, 3), dtype=np.uint8))
     assert sizes == [(768, 480)]

@@ -1,38 +1,128 @@
-"""Pictures and prompts → the image embeddings and text encodings that a decoder's U-Nets read, by the CLIP of its
-training."""
+"""The frozen CLIPs that stages were trained with, each loaded while it encodes: pictures and prompts → the image
+embeddings and text encodings that a decoder's U-Nets or the stages of a latent cascade read."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .. import storage
 from ..checkpoints.decoder import ClipConfig
+from ..checkpoints.lora_file import WeightedLora, joined_tokens
 from ..config import Fault, InputError, named
 from ..embeddings.clip import load_clip
 from ..embeddings.contract import Clip
-from .image_prompts import BATCH
+from ..images.signal import PixelSignal
+from .image_prompts import BATCH, ImagePrompts
 from .request import Request
 from .stage import Stage
 
+Text = tuple[Tensor, Tensor, Tensor]
 
-class DecoderClip:
-    """The CLIP of a decoder's training, which is loaded when it is needed, and kept if the stages are.
 
+class Clips:
+    """Loads CLIPs of trainings, and keeps them if the stages are kept.
+
+    about:      the CLIP that ``make`` and ``path`` are about; None = the only one, which no checkpoint names.
     make, path: its maker (a key of ``embeddings.clip.CLIPS``) and what that calls it, where the checkpoint says neither
                 or it is no longer there; "" = as the checkpoint says, of path alone a checkpoint of ours.
+    keep:       keep the CLIPs in memory.
+    loras:      LoRAs whose tokens belong to a CLIP.
 
-    Raises InputError for a CLIP that no stage reads anything of, and a maker without a path.
+    Raises InputError for a maker without a path.
+    """
+
+    def __init__(
+        self,
+        about: ClipConfig | None = None,
+        make: str = "",
+        path: str = "",
+        keep: bool = False,
+        loras: Sequence[WeightedLora] = (),
+    ):
+        self.about, self.make, self.path, self.keep, self.loras = about, make, path, keep, loras
+        self._kept: dict[ClipConfig | None, Clip] = {}
+        if make and not path:
+            raise InputError(Fault("clip_make", f"{named('clip_path')} is missing: give both, or neither", make))
+
+    def of(self, config: ClipConfig | None, stage: Stage) -> Clip:
+        """The CLIP that a checkpoint names, for the device and precision of a stage. InputError as ``load_recorded``,
+        and for LoRAs that do not fit it."""
+        if config in self._kept:
+            return self._kept[config]
+        is_given = config is None or self.about is None or config.is_same(self.about)
+        clip = load_recorded(config, self.make if is_given else "", self.path if is_given else "", stage)
+        if own := [each for each in self.loras if each.lora.about.clip == clip.identity]:
+            add_tokens(clip, own)
+        if self.keep:
+            self._kept[config] = clip
+        return clip
+
+
+class LatentClips(Clips):
+    """Encodes texts and pictures for all stages of a latent cascade, each text once for a request."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._texts: dict[ClipConfig | None, dict[str, Text]] = {}
+        self._pictures: tuple[ImagePrompts, np.ndarray] | None = None
+
+    def texts(self, config: ClipConfig | None, stage: Stage, request: Sequence[str]) -> dict[str, Text]:
+        """Pooled text [E], states [L, D] and their mask [L] of each of the texts and of "", float32 on the CPU."""
+        known, wanted = self._texts.get(config, {}), dict.fromkeys(("", *request))
+        missing = [text for text in wanted if text not in known]
+        if missing:
+            clip = self.of(config, stage)
+            for start in range(0, len(missing), BATCH):
+                part = missing[start : start + BATCH]
+                found = zip(*(each.cpu() for each in clip.encode_text(part)), strict=True)
+                known = known | dict(zip(part, found, strict=True))
+            # Only those of the latest request, because the states of a text take hundreds of kilobytes.
+            self._texts[config] = {text: known[text] for text in wanted}
+        return known
+
+    def pictures(self, config: ClipConfig | None, stage: Stage, images: ImagePrompts, count: int) -> np.ndarray:
+        """Embeddings for ``count`` images, float32 [count, E]; see ``ImagePrompts.embed``."""
+        if self._pictures is None or self._pictures[0] is not images or len(self._pictures[1]) != count:
+            clip = self.of(config, stage)
+            self._pictures = images, images.embed(clip, PixelSignal(3), count)
+        return self._pictures[1]
+
+
+@torch.no_grad()
+def add_tokens(clip: Clip, loras: Sequence[WeightedLora]) -> None:
+    """Give a CLIP the tokens of LoRAs, which belong to it. InputError as ``joined_tokens``."""
+    for each in loras:
+        if each.lora.deltas is not None and each.lora.deltas.shape[1:] != (clip.text_width,):
+            raise InputError(f"{each.lora.path} has tokens of another width than the CLIP's, {clip.text_width}")
+    tokens, changes = joined_tokens(clip.tokenizer, loras)
+    clip.take_tokens(tokens).requires_grad_(False).deltas.copy_(changes)
+
+
+def check_width(setting: str, expected: int, found: int, path: str) -> None:
+    """InputError for encodings of another width than that of a stage's network, 0 where it reads none."""
+    if expected and expected != found:
+        raise InputError(
+            f"the CLIP makes vectors of {found} elements, but {path} was trained with {expected} ({setting}): give the "
+            f"CLIP of its training with {named('clip_path')}"
+        )
+
+
+class DecoderClip(Clips):
+    """The CLIP of a decoder's training, for all of its stages. Arguments as for ``Clips``.
+
+    Raises InputError as ``Clips``, and for a CLIP that no stage reads anything of.
     """
 
     def __init__(self, stages: Sequence[Stage], make: str = "", path: str = ""):
         self.stages = [stage for stage in stages if stage.reads_embeddings or stage.reads_text_states]
-        self.make, self.path = make, path
-        self._kept: Clip | None = None
-        check_make(make, path)
+        super().__init__(None, make, path, any(stage.keep for stage in self.stages))
         if path and not self.stages:
             rule = "no network is conditioned on embeddings or text encodings: leave it out"
             raise InputError(Fault("clip_path", rule, path))
@@ -50,25 +140,16 @@ class DecoderClip:
         return first[1] if first else None
 
     def load(self) -> Clip:
-        """Raises InputError where it is not known or not there, and for another one than that of the training."""
-        first = self.stages[0]
-        clip = self._kept or load_recorded(self.recorded(), self.make, self.path, first)
-        self._kept = clip if first.keep else None
-        return clip
-
-
-def check_make(make: str, path: str) -> None:
-    """InputError for the maker of a CLIP without its path."""
-    if make and not path:
-        raise InputError(Fault("clip_make", f"{named('clip_path')} is missing: give both, or neither", make))
+        """Raises InputError as ``of``."""
+        return self.of(self.recorded(), self.stages[0])
 
 
 def load_recorded(recorded: ClipConfig | None, make: str, path: str, stage: Stage) -> Clip:
     """The CLIP that a stage was trained with, for its device and precision.
 
-    recorded: what its checkpoint says; None = nothing. make, path: as for ``DecoderClip``.
+    recorded: what its checkpoint says; None = nothing. make, path: as for ``Clips``.
 
-    Raises InputError as ``DecoderClip.load``.
+    Raises InputError where it is not known or not there, and for another one than that of the training.
     """
     if not (path or recorded):
         raise InputError(

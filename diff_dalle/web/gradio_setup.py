@@ -1,8 +1,10 @@
-"""The folder of the pictures that visitors upload and are shown: of this process alone, and bounded."""
+"""What both pages need of gradio: the package, its look, and the folder of the pictures that visitors upload and are
+shown, of this process alone and bounded."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import os
@@ -16,6 +18,14 @@ from typing import Any
 from ..config import InputError
 
 BLOCK = 1 << 14  # bytes that a smaller file counts as: it takes a block of the disk, and time to look at
+
+# The bar has the color of the theme's button, over a track that stays pale.
+CSS = """
+progress { appearance: none; width: 100%; height: 8px; border: none; border-radius: 4px; overflow: hidden; }
+progress, progress::-webkit-progress-bar { background: var(--border-color-primary); }
+progress::-webkit-progress-value { background: var(--button-primary-background-fill); }
+progress::-moz-progress-bar { background: var(--button-primary-background-fill); }
+"""
 
 
 def load_gradio() -> Any:
@@ -63,20 +73,31 @@ def make_room(folder: str, most: int) -> None:
     """Delete the oldest files in a folder until at most ``most`` bytes are left."""
     found = []
     for path in Path(folder).rglob("*"):
-        try:
+        with contextlib.suppress(OSError):  # gone meanwhile
             if not path.is_dir():
                 about = path.lstat()
                 found.append((about.st_mtime, max(about.st_size, BLOCK), path))
-        except OSError:  # gone meanwhile
-            continue
     total = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):
         if total <= most:
             break
         total -= size
         path.unlink(missing_ok=True)
-        if path.parent != Path(folder):
-            try:
+        with contextlib.suppress(OSError):  # not empty
+            if path.parent != Path(folder):
                 path.parent.rmdir()
-            except OSError:  # not empty
-                continue
+
+
+def appearance(css: str) -> dict[str, Any]:
+    """How a page looks, as gradio's arguments. css: the page's own."""
+    # Fonts of the machine that shows the page: nothing is fetched from elsewhere.
+    theme = load_gradio().themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    # Colors with enough contrast for WCAG's level AA, which gradio's own miss.
+    dark = {"button_primary_background_fill": "*primary_700", "button_primary_background_fill_hover": "*primary_800"}
+    theme.set(
+        **dark,
+        **{f"{name}_dark": color for name, color in dark.items()},
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_400",
+    )
+    return {"theme": theme, "css": CSS + css, "footer_links": [], "ssr_mode": False}

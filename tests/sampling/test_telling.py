@@ -7,8 +7,8 @@ import pytest
 from checkpoint_making import make_file, sample
 
 import diff_dalle
-from diff_dalle.sampling import bar as bars
-from diff_dalle.sampling.bar import StepsBar
+from diff_dalle.sampling import telling
+from diff_dalle.sampling.telling import StepsBar
 
 
 class Terminal(io.StringIO):
@@ -19,10 +19,10 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def stderr(monkeypatch):
     """A terminal in place of stderr, whose bars are drawn at every step."""
-    terminal, drawn = Terminal(), bars.tqdm
-    monkeypatch.setattr(bars, "sys", SimpleNamespace(stderr=terminal, modules={}))
+    terminal, drawn = Terminal(), telling.tqdm
+    monkeypatch.setattr(telling, "sys", SimpleNamespace(stderr=terminal, modules={}))
     wide = {"dynamic_ncols": False, "ncols": 200, "mininterval": 0}
-    monkeypatch.setattr(bars, "tqdm", lambda **given: drawn(**{**given, **wide}, file=terminal))
+    monkeypatch.setattr(telling, "tqdm", lambda **given: drawn(**{**given, **wide}, file=terminal))
     return terminal
 
 
@@ -40,10 +40,10 @@ def test_steps_are_shown_within_a_batch(tmp_path, stderr):
 def test_there_is_no_bar_without_a_terminal_or_wish(tmp_path, stderr, monkeypatch):
     pipeline = diff_dalle.load(make_file(tmp_path))
     sample(pipeline, progress=False)
-    monkeypatch.setattr(bars.sys, "stderr", io.StringIO())
+    monkeypatch.setattr(telling.sys, "stderr", io.StringIO())
     sample(pipeline, progress=True)
     assert stderr.getvalue() == ""
-    monkeypatch.setitem(bars.sys.modules, "ipykernel", None)  # in a notebook
+    monkeypatch.setitem(telling.sys.modules, "ipykernel", None)  # in a notebook
     sample(pipeline, progress=True)
     assert "1 of 1 images" in stderr.getvalue()
 
