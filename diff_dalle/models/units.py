@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..config import InputError, named
-from ..distributed.sharding import Parts
+from ..distributed.parallel import Parts
 from . import attention, layers, text_encoder, transformer_blocks
 from .adapters import control_backbones
 from .adapters.latent_controlnet import LatentControlNet

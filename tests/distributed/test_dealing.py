@@ -37,8 +37,7 @@ EXCHANGES = """
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from diff_dalle.distributed import dealing
 from diff_dalle.distributed.dealing import Dealing, Holders
-from diff_dalle.distributed.parallel import own_rows
-from diff_dalle.distributed.sharding import _mesh
+from diff_dalle.distributed.parallel import _mesh, own_rows
 
 SHAPES = ((7, 5), (6, 6), (2, 9), (1, 3), (40, 3), (3, 4))  # rows that the ranks cannot divide, or fewer than ranks
 

@@ -12,13 +12,13 @@ from diff_dalle.evaluation.generated_config import GeneratedMetricsConfig
 
 config = from_dict(GeneratedMetricsConfig, {"n_evaluation_samples": N, **EVERY})
 parts = chunks(*pair(), 8)
-expected = GeneratedMetrics(config, ALONE).measure(parts, N, progress=False)
+expected = GeneratedMetrics(config, ALONE).measure(parts, N)
 for mine in (parts[world.rank :: 2], parts[:-1] if world.rank else parts[1:], [] if world.rank else parts):
-    found = GeneratedMetrics(config, world).measure(mine, N, progress=False)
+    found = GeneratedMetrics(config, world).measure(mine, N)
     assert found == expected, (found, expected)
 broken = [(parts[0][0], parts[0][1] / torch.zeros(1), parts[0][2])]
 try:
-    GeneratedMetrics(config, world).measure(broken if world.rank else parts, N, progress=False)
+    GeneratedMetrics(config, world).measure(broken if world.rank else parts, N)
     raise SystemExit("no error")
 except InputError as error:
     assert "8 generated images of 8 have values that are not finite" in str(error), error

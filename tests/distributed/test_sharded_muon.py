@@ -7,7 +7,7 @@ from ranks import run_ranks_of
 RUNS = """
 from diff_dalle.checkpoints.content import replaced
 from diff_dalle.distributed import dealing
-from diff_dalle.distributed.sharding import Parts
+from diff_dalle.distributed.parallel import Parts
 from diff_dalle.training import muon
 from diff_dalle.training.optim import LossScale
 from diff_dalle.training.task import Task

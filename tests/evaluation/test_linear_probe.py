@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diff_dalle.config import InputError
-from diff_dalle.evaluation.linear_probe import linear_probe
+from diff_dalle.evaluators.image_variations import linear_probe
 
 
 def features(n: int, seed: int) -> tuple[torch.Tensor, list[str]]:

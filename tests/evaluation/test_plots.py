@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from diff_dalle.config import InputError
-from diff_dalle.evaluation import training_curves
-from diff_dalle.evaluation.plots import COLORS, REFERENCE, line_plot, require_matplotlib
-from diff_dalle.evaluation.training_curves import training_sections
+from diff_dalle.evaluation import plots
+from diff_dalle.evaluation.plots import COLORS, REFERENCE, line_plot, require_matplotlib, training_sections
 
 
 def find(image, color):
@@ -86,7 +85,7 @@ def test_training_curves_plot_the_quartiles_that_were_logged(tmp_path):
 def test_training_curves_of_a_run_that_has_just_begun_or_diverged(tmp_path, monkeypatch):
     """All gaps negative: the axis ends at 0. Infinite losses are left out."""
     drawn = []
-    monkeypatch.setattr(training_curves, "line_plot", lambda series, x, y, span: drawn.append((series, span)))
+    monkeypatch.setattr(plots, "line_plot", lambda series, x, y, span: drawn.append((series, span)))
     path = tmp_path / "progress.csv"
     path.write_text("step,held_out/loss_q0,held_out/caption_swap_gap_q0\n1,0.5,-2e-4\n2,inf,-1e-4\n3,nan,-1e-4\n")
     training_sections(str(path))

@@ -24,7 +24,7 @@ from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.evaluation.metrics import METRICS, inception_score
-from diff_dalle.evaluation.perceptual import Lpips
+from diff_dalle.evaluation.pretrained import Lpips
 from diff_dalle.evaluators.context import renders_of
 from diff_dalle.evaluators.editing import VARIATIONS, object_mask, replacements
 from diff_dalle.images.pixels import from_uint8

@@ -9,9 +9,9 @@ import pytest
 from emoji_making import Painter, people, use_painter
 
 from diff_dalle.config import InputError
+from diff_dalle.evaluators.emoji import Share, name_share, read_tones, skin_palette, tone_share
 from diff_dalle.worlds.emoji import font, names, world
 from diff_dalle.worlds.emoji.names import ADULT, TONES, WHO, Emoji
-from diff_dalle.worlds.emoji.scores import Share, name_share, read_tones, skin_palette, tone_share
 from diff_dalle.worlds.emoji.world import EmojiConfig, split_emoji
 
 #: As the package names them, by code points.
