@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,11 @@ def _inpainting(context: Context, chosen: Sequence[Replacement], real: np.ndarra
 
 def _image_to_image(context: Context, chosen: Sequence[Replacement], real: np.ndarray) -> tuple[dict, Section]:
     after = [replacement.after for replacement in chosen]
-    columns = _edited(context, after, real, "strength", STRENGTHS, context.default_guidance)
+    columns = {}
+    for strength in STRENGTHS:
+        edit = ImageEdit(list(real), config=EditConfig(strength=strength))
+        images = context.edit([prompt.text for prompt in after], edit, context.default_guidance)
+        columns[f"strength {strength:g}"] = images
     scores = {name: evaluate_shapes(images, after)["all attributes"].score for name, images in columns.items()}
     listed = ", ".join(f"{score:.2f} at {name}" for name, score in scores.items())
     text = (
@@ -112,8 +116,11 @@ def _image_to_image(context: Context, chosen: Sequence[Replacement], real: np.nd
 def _variations(context: Context, chosen: Sequence[Replacement], real: np.ndarray) -> tuple[dict, Section]:
     before = [replacement.before for replacement in chosen]
     steps = min(INVERSION_STEPS, context.base.stages[0].diffusion.diffusion_steps)
-    sampler, unguided = SamplerConfig("ddim", steps), GuidanceSetting(1.0, 0.0)
-    columns = _edited(context, before, real, "variation", VARIATIONS, unguided, sampler)
+    sampler, unguided, columns = SamplerConfig("ddim", steps), GuidanceSetting(1.0, 0.0), {}
+    for variation in VARIATIONS:
+        edit = ImageEdit(list(real), config=EditConfig(variation=variation))
+        images = context.edit([prompt.text for prompt in before], edit, unguided, sampler)
+        columns[f"variation {variation:g}"] = images
     scores = {name: float(np.minimum(psnr_uint8(images, real), PSNR_CAP).mean()) for name, images in columns.items()}
     listed = ", ".join(f"{value:.1f} dB at {name}" for name, value in scores.items())
     text = (
@@ -121,17 +128,6 @@ def _variations(context: Context, chosen: Sequence[Replacement], real: np.ndarra
         f"(variation) and denoised under the same caption. PSNR to the original: {listed}."
     )
     return {"variation": scores}, _section("Variations", text, before, {"original": real, **columns})
-
-
-def _edited(
-    context: Context, prompts: Sequence[ShapePrompt], real: np.ndarray, setting: str, values: Sequence[float], *how: Any
-) -> dict[str, np.ndarray]:
-    """The images with each value of a setting of edits, by its name and value. how: more of ``Context.edit``."""
-    texts, columns = [prompt.text for prompt in prompts], {}
-    for value in values:
-        edit = ImageEdit(list(real), config=replace(EditConfig(), **{setting: value}))
-        columns[f"{setting} {value:g}"] = context.edit(texts, edit, *how)
-    return columns
 
 
 def _section(title: str, text: str, prompts: Sequence[ShapePrompt], columns: Mapping[str, np.ndarray]) -> Section:

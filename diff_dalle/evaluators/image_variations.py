@@ -99,8 +99,8 @@ def probe_scores(
 
 
 def linear_probe(features: Tensor, labels: Sequence[str], queries: Tensor) -> list[str]:
-    """The labels of ``queries`` [M, D] by logistic regression on ``features`` [N, D] with N labels (Alain & Bengio 2016;
-    Radford et al. 2021, appendix A.3): what a linear map can read from features.
+    """The labels of ``queries`` [M, D] by logistic regression on ``features`` [N, D] with N labels (Alain & Bengio
+    2016; Radford et al. 2021, appendix A.3): what a linear map can read from features.
 
     Features are standardized by the mean and standard deviation of ``features``; a constant one counts for nothing. All
     in float64, by L-BFGS from zero weights: the same inputs give the same labels. InputError for no labels, and for

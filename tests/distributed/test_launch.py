@@ -15,7 +15,7 @@ from forking import ends, run_ranks, start_ranks
 from marks import slow
 from ranks import run_ranks_of
 
-from diff_dalle.config import InputError, quantity
+from diff_dalle.config import InputError
 from diff_dalle.distributed.devices import pick_device
 from diff_dalle.distributed.launch import DistributedConfig, _report, detect, launch, run_script
 from diff_dalle.distributed.world import ProcessInfo, Vote, World
@@ -102,14 +102,6 @@ def test_one_gpu_per_process_or_an_error(monkeypatch):
         pick_device("cuda:1", ProcessInfo("torchrun", 1, 2, 1, 2))
     with pytest.raises(InputError, match="device is 'cuda:x', but must be one of auto"):
         DistributedConfig(device="cuda:x")
-
-
-def test_quantity():
-    assert [quantity(1, "process"), quantity(2, "process"), quantity(1200, "sample")] == [
-        "1 process",
-        "2 processes",
-        "1,200 samples",
-    ]
 
 
 def test_a_bug_prints_its_traceback_without_secrets(capsys):

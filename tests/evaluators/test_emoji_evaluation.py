@@ -16,7 +16,7 @@ from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluators.context import Context
 from diff_dalle.sampling.classifier import Classifier
 from diff_dalle.worlds.emoji.font import square_of
-from diff_dalle.worlds.emoji.world import EmojiConfig, read_emoji, write_emoji
+from diff_dalle.worlds.emoji.world import EmojiConfig, EmojiWorld, read_emoji
 
 NOISE = {"text_length": 24, "diffusion_steps": 8, "noise_schedule": "cosine"}
 
@@ -25,7 +25,7 @@ NOISE = {"text_length": 24, "diffusion_steps": 8, "noise_schedule": "cosine"}
 def flags(tmp_path, monkeypatch):
     """A world of 20 pixels, and models of 16."""
     use_painter(monkeypatch, people(20))
-    write_emoji(EmojiConfig(image_size=20, held_out=0.1, held_out_combinations=0.1), "", str(tmp_path / "world"))
+    EmojiWorld(EmojiConfig(image_size=20, held_out=0.1, held_out_combinations=0.1)).write(str(tmp_path / "world"))
     make_stage(tmp_path / "base.pt", image_size=16, sample_interval=0, **NOISE)
     make_classifier_file(tmp_path, **NOISE)  # best.pt
     values = {"model_path": "base.pt", "classifier_path": "best.pt", "emoji_dir": "world", "report_dir": "report"}

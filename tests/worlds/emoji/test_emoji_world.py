@@ -129,12 +129,12 @@ def test_impossible_settings_are_refused(wrong):
 def folder(tmp_path, monkeypatch):
     use_painter(monkeypatch, people(20) + described())
     config = EmojiConfig(image_size=16, held_out_combinations=0.2, samples_per_shard=100)
-    return config, tmp_path / "emoji", world.write_emoji(config, "font", str(tmp_path / "emoji"))
+    return config, tmp_path / "emoji", world.EmojiWorld(config, "font").write(str(tmp_path / "emoji"))
 
 
 def test_shards_hold_what_they_are_read_as(folder):
     config, path, report = folder
-    assert world.read_emoji_config(str(path)) == config
+    assert world.EmojiWorld.read(str(path)) == config
     expected = split_emoji(config, [each for each, _ in Painter().distinct(people(20) + described())])
     for split, members in expected.items():
         emoji, pictures = world.read_emoji(str(path), split)
@@ -150,10 +150,10 @@ def test_shards_hold_what_they_are_read_as(folder):
 def test_an_unfinished_folder_is_continued_and_another_refused(folder):
     config, path, report = folder
     (path / "names" / "emoji-names-00000.tar").unlink()
-    assert world.write_emoji(config, "font", str(path)) == report
+    assert world.EmojiWorld(config, "font").write(str(path)) == report
     assert (path / "names" / "emoji-names-00000.tar").exists()
     with pytest.raises(InputError, match="contains an emoji world with different settings"):
-        world.write_emoji(EmojiConfig(image_size=20), "font", str(path))
+        world.EmojiWorld(EmojiConfig(image_size=20), "font").write(str(path))
     with pytest.raises(InputError, match=r"is not an emoji world: emoji\.json is missing"):
         world.read_emoji(str(path / "train"), "names")
 
@@ -162,15 +162,15 @@ def test_a_folder_goes_on_with_its_own_font_and_names_only(folder, monkeypatch):
     config, path, report = folder
     (path / "names" / "emoji-names-00000.tar").unlink()
     with pytest.raises(InputError, match="made with the font font, which is other now: go on with that, or choose"):
-        world.write_emoji(config, "other", str(path))
+        world.EmojiWorld(config, "other").write(str(path))
     monkeypatch.setattr(world, "names_version", lambda: "2.1")
     with pytest.raises(InputError, match=r"made with the package emoji 2\.0, which is 2\.1 now"):
-        world.write_emoji(config, "font", str(path))
+        world.EmojiWorld(config, "font").write(str(path))
     record = path / world.EmojiWorld.record()
     tree = json.loads(record.read_text())
     del tree["made_with"]  # of an earlier version
     record.write_text(json.dumps(tree))
-    assert world.write_emoji(config, "other", str(path)) == report and world.read_emoji_config(str(path)) == config
+    assert world.EmojiWorld(config, "other").write(str(path)) == report and world.EmojiWorld.read(str(path)) == config
 
 
 def test_equal_pictures_are_taken_once():
