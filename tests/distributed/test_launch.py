@@ -184,19 +184,6 @@ def test_two_processes_of_srun_agree():
     assert run_ranks_of(2, PREAMBLE + AGREE + "agree(world)").count("fine") == 1
 
 
-def test_replicas_have_the_mean_of_all_gradients():
-    run_ranks_of(
-        2,
-        """
-        from diff_dalle.distributed.parallel import Replicas
-        layer = torch.nn.Linear(1, 1, bias=False)
-        replicas = Replicas(layer, layer.parameters(), world)
-        replicas(torch.tensor([[1.0 + world.rank]]), sync=True).sum().backward()
-        assert layer.weight.grad.item() == 1.5
-        """,
-    )
-
-
 def test_a_rank_without_its_device_is_named(tmp_path):
     result = run_job(
         "srun",
