@@ -301,7 +301,6 @@ def test_variants_are_what_they_are_called(monkeypatch):
         gpu_steps.ours(GENERATOR, CPU, 2, **options)
     half, muon, dropped, checkpointed, plain = tasks
     assert [each.precision for each in tasks] == ["fp16", *["bf16"] * 4]
-    assert [type(each.optimizations[""].optimizer) for each in (muon, plain)]
     assert muon.optimizations[""].config.optimizer == "muon" and half.optimizations[""].loss_scale.dynamic
     assert [each.task.model.config.unet.dropout for each in (dropped, plain)] == [0.1, 0.0]
     assert [each.task.model.config.unet.use_checkpoint for each in (checkpointed, plain)] == [True, False]
