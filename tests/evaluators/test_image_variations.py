@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from diff_dalle.config import InputError
+from diff_dalle.evaluators import image_variations as module
 from diff_dalle.evaluators.image_variations import (
     ATTRIBUTES,
     TASKS,
@@ -18,7 +19,6 @@ from diff_dalle.evaluators.image_variations import (
     variation_rows,
     variation_table,
 )
-from diff_dalle.images.grid import MARGIN
 from diff_dalle.worlds.shapes.prompts import shape_prompts
 from diff_dalle.worlds.shapes.render import render
 from diff_dalle.worlds.shapes.scenes import ShapesConfig, scene
@@ -68,23 +68,18 @@ def test_rows_score_variations_against_their_own_pictures():
 
 
 @pytest.mark.parametrize("unets", [1, 2])
-def test_the_grid_shows_pictures_above_their_variations(unets):
-    prompts = shape_prompts(12, 0, CONFIG, TASKS)
+def test_the_grid_shows_pictures_above_their_variations(unets, monkeypatch):
+    drawn, prompts = [], shape_prompts(12, 0, CONFIG, TASKS)
     pictures = np.arange(24, dtype=np.uint8)[:, None, None, None] * np.ones((24, 32, 32, 3), np.uint8)
     stages = [pictures[:, :16, :16] + 100, pictures + 200][-unets:]
     context = SimpleNamespace(shapes=CONFIG, shape_prompts=lambda tasks: prompts, vary=lambda embeddings: stages)
     context.pipeline, context.embed = SimpleNamespace(image_size=32), lambda images: torch.rand(len(images), 4)
+    monkeypatch.setattr(module, "image_grid", lambda cells, columns: drawn.append((cells, columns)))
     (section,) = image_variations(context).sections
-    (figure,) = section.figures
-    grid, step = np.asarray(figure.image), 96 + MARGIN  # images of 32 pixels are shown at 96
-    assert grid.shape[0] == MARGIN + (unets + 1) * step
-    chosen = [int(i) for i in np.linspace(0, 24, 10, endpoint=False)]
-    for row, added in enumerate((100, 200)[-unets:], 1):
-        corner = MARGIN + row * step + 48
-        assert [grid[corner, MARGIN + k * step + 48, 0] - added for k in range(10)] == chosen
-    np.testing.assert_array_equal(
-        grid[MARGIN : MARGIN + 96 : 3, MARGIN : MARGIN + 96 : 3], render(prompts[0].scene, 32)
-    )
+    ((cells, columns),) = drawn
+    chosen = np.linspace(0, 24, 10, endpoint=False).astype(int)
+    rows = [rendered([prompts[i].scene for i in chosen]), *(pictures[chosen] + added for added in (100, 200)[-unets:])]
+    assert np.array_equal(cells, np.concatenate(rows)) and columns == 10
     assert ("variations of the first U-Net" in section.text) == (unets == 2)
 
 
