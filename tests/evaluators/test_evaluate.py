@@ -396,6 +396,33 @@ def test_variations_are_of_the_embeddings_and_as_the_checkpoint_says(folder, dec
     assert not np.array_equal(found.vary(embeddings)[-1], plain)
 
 
+def test_samples_are_compared_with_the_pictures_of_their_embeddings(folder, decoder, tmp_path, monkeypatch):
+    """Those of shards."""
+    compared = {**on_shards(folder, 12), "metrics": "fid,kid", "feature_network": f"{__name__}:mean_colors"}
+    found = Evaluation(decoder_run(folder, decoder, **compared, report_dir=tmp_path), ALONE)
+    pipeline, given = found.context.pipeline, []
+    sample = pipeline.sample_stages
+
+    def recorded(request, *arguments, **options):
+        given.append(request)
+        return sample(request, *arguments, **options)
+
+    monkeypatch.setattr(pipeline, "sample_stages", recorded)
+    found.run()
+    found.write()
+    scores = json.loads((tmp_path / "scores.json").read_text())["feature_metrics"]
+    assert scores["n"] == 12 and scores["generated"]["frechet_distance"] > 0
+    assert given[0].embeddings.shape == (12, 16) and "same embeddings" in (tmp_path / "report.md").read_text()
+
+
+def test_a_decoder_in_the_place_of_a_generator_and_the_reverse_are_refused(folder, decoder):
+    base = base_and_classifier(folder, model_path=decoder)
+    with pytest.raises(InputError, match="model_path is .*, which holds a decoder: give it with (--)?decoder_path"):
+        evaluation(folder, **base)
+    with pytest.raises(InputError, match="decoder_path is .*, which holds a generator: give it with (--)?model_path"):
+        Evaluation(decoder_run(folder, folder / "base.pt"), ALONE)
+
+
 def clip_of(run):
     return Evaluation(run, ALONE).context.clip
 
@@ -500,7 +527,10 @@ ONE, AS_IT_IS = "evaluate one of them at a time", "samples as its checkpoint say
         ),
         ("decoder", {"model_path": "base.pt"}, ONE),
         ("decoder", {"upsampler_paths": "up.pt"}, ONE),
-        ("decoder", SHARDS, "set --shapes_dir"),
+        ("decoder", {**SHARDS, "metrics": "fid"}, "set --shapes_dir, or --data_dir, --metrics and --feature_n"),
+        ("decoder", {**SHARDS, "feature_network": "a:b"}, "the report would be empty: set --metrics"),
+        ("decoder", {"classifier_path": "best.pt"}, "--classifier_path is given, .*: leave it out"),
+        ("decoder", {"evaluators": "guidance"}, "guidance needs a base generator"),
         ("decoder", {"steps": 3}, AS_IT_IS),
         ("decoder", {"thresholding": "dynamic"}, AS_IT_IS),
         ("latent", {"model_path": None, "upsampler_paths": "up.pt"}, "--stage_b needs stage C as --model_path"),
