@@ -1,4 +1,4 @@
-"""The emoji world: names and parts from code points, what is held out, shards, and scores of samples."""
+"""The emoji world: names and parts from code points, what is held out, and shards."""
 
 import json
 import re
@@ -9,7 +9,6 @@ import pytest
 from emoji_making import Painter, people, use_painter
 
 from diff_dalle.config import InputError
-from diff_dalle.evaluators.emoji import Share, name_share, read_tones, skin_palette, tone_share
 from diff_dalle.worlds.emoji import font, names, world
 from diff_dalle.worlds.emoji.names import ADULT, TONES, WHO, Emoji
 from diff_dalle.worlds.emoji.world import EmojiConfig, split_emoji
@@ -206,43 +205,3 @@ def test_the_font_of_this_machine():
     assert renderer.draw("\U0001f680\U0001f680") is None  # two pictures
     assert renderer.draw("\ue000") is None  # not in the font
     assert len(everything) > 3500 and sum(len(each.tones) == 1 for each in everything) > 1400
-
-
-# ------------------------------------------------------------------------------------------------------------- scores
-
-
-def painted(tones: list[str]) -> np.ndarray:
-    """Skin in 4 of 64 pixels, on a ground of one color for all."""
-    pictures = np.full((len(tones), 8, 8, 3), (40, 90, 200), dtype=np.uint8)
-    for picture, tone in zip(pictures, tones, strict=True):
-        picture[2:4, 2:4] = 200 - 35 * TONES.index(tone)
-    return pictures
-
-
-def test_skin_tones_are_read_by_the_palette_of_the_training_pictures():
-    tones = [tone for tone in TONES for _ in range(3)]
-    palette = skin_palette(painted(tones), tones)
-    np.testing.assert_allclose(palette, [[200 - 35 * i] * 3 for i in range(5)])
-    assert read_tones(painted(tones), palette).tolist() == [TONES.index(tone) for tone in tones]
-    assert read_tones(np.full((1, 8, 8, 3), (40, 90, 200), np.uint8), palette).tolist() == [-1]
-
-
-def test_tones_are_judged_where_the_true_picture_shows_them():
-    palette = skin_palette(painted(list(TONES)), list(TONES))
-    emoji = [
-        Emoji(str(i), str(i), "", str(i), tones) for i, tones in enumerate([("dark",), ("light",), ("medium",), ()])
-    ]
-    true = painted(["dark", "light", "dark", "dark"])  # of the third, something else
-    assert tone_share(emoji, painted(["dark", "dark", "medium", "dark"]), true, palette) == Share(1, 2)
-
-
-def test_a_name_is_found_among_as_many_others():
-    """By similarity; features that are all alike find none."""
-    features = np.eye(8, dtype=np.float32)
-    assert name_share(features, features, 8) == Share(8, 8)
-    assert name_share(np.roll(features, 1, 0), features, 8) == Share(0, 8)
-    assert name_share(np.ones_like(features), features, 2) == Share(0, 8)
-    wrong = features.copy()
-    wrong[0], wrong[1] = features[0] + 2 * features[5], features[1] + 2 * features[5]
-    few = [name_share(wrong, features, count).right for count in (2, 8)]
-    assert few[1] == 6 and few[0] > 6  # the wrong one is among seven others, and seldom among one
