@@ -77,8 +77,8 @@ def gate() -> Differences:
     """The gradients are those of the images."""
     outputs, found = [], []
     for network in (our_network(), PlainNetwork()):
-        x, *rest = problem(IMAGE_SIZE)
-        outputs.append(pass_through(network, x.requires_grad_(), *rest)[1])
+        x, t, cond, target = problem(IMAGE_SIZE)
+        outputs.append(pass_through(network, x.requires_grad_(), t, cond, target)[1])
         found.append([cast(Tensor, x.grad)])
     return same_function(outputs, *found)
 

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -52,12 +52,13 @@ SERVERS: dict[str, Over] = {"HTTP": _over_http, "S3": _over_s3}
 GOES_ON = "goes on, nothing lost"
 
 
-def _survives(place: Place, over: Over, **faults: int) -> str:
+def _survives(place: Place, over: Over, faults: Mapping[str, int]) -> str:
     """The run goes on although the server has these faults from the middle of it on."""
     with over(place) as server:
         job = place.start(SLOW, env=getattr(server, "env", None), **_flags(place))
         _begin(place, job)
-        vars(server).update(faults)
+        for name, count in faults.items():
+            setattr(server, name, count)
         job.wait(LIMIT).succeeded()
         require(all(getattr(server, name) < count for name, count in faults.items()), "no request met the fault")
         return f"went on, {place.equal()}"
@@ -78,7 +79,7 @@ def _changed(place: Place, over: Over) -> str:
 
 for _name, _over in SERVERS.items():
     for _what, _faults in (("503, ten in a row", {"busy": 10}), ("bodies cut off, six in a row", {"cut": 6})):
-        GROUP.fault(f"{_name}: {_what}", GOES_ON, every_kind=False)(partial(_survives, over=_over, **_faults))
+        GROUP.fault(f"{_name}: {_what}", GOES_ON, every_kind=False)(partial(_survives, over=_over, faults=_faults))
     _promised = "saves and ends naming it, never other data"
     GROUP.fault(f"{_name}: another object under the same name", _promised, every_kind=False)(
         partial(_changed, over=_over)
@@ -87,7 +88,7 @@ for _name, _over in SERVERS.items():
 
 @GROUP.fault("HTTP: a body stalls", "goes on after the time-out", quick_kinds=0, every_kind=False)
 def http_stalls(place: Place) -> str:
-    return _survives(place, _over_http, stall=1)
+    return _survives(place, _over_http, {"stall": 1})
 
 
 @GROUP.fault(f"S3: away for {AWAY:.0f} s", GOES_ON, every_kind=False)
