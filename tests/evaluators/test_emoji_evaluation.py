@@ -15,6 +15,7 @@ from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluators.context import Context
 from diff_dalle.evaluators.emoji import Share, name_share, read_tones, skin_palette, tone_share
+from diff_dalle.randomness import permutation
 from diff_dalle.sampling.classifier import Classifier
 from diff_dalle.worlds.emoji.font import square_of
 from diff_dalle.worlds.emoji.names import TONES, Emoji
@@ -136,5 +137,6 @@ def test_a_name_is_found_among_as_many_others():
     assert name_share(np.ones_like(features), features, 2) == Share(0, 8)
     wrong = features.copy()
     wrong[0], wrong[1] = features[0] + 2 * features[5], features[1] + 2 * features[5]
-    few = [name_share(wrong, features, count).right for count in (2, 8)]
-    assert few[1] == 6 and few[0] > 6  # the wrong one is among seven others, and seldom among one
+    right = [name_share(wrong, features, count).right for count in range(2, 9)]
+    places = [[n for n in permutation(i, "emoji candidates", 8) if n != i].index(5) for i in (0, 1)]
+    assert right == [8 - sum(place < count - 1 for place in places) for count in range(2, 9)] and right[0] > right[-1]
