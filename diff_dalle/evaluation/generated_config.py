@@ -7,7 +7,6 @@ those that say where networks come from. Nothing here imports torchmetrics.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import ClassVar
 
 from ..config import Fault, named, nearest, option, settings
@@ -206,8 +205,15 @@ class GeneratedMetricsConfig:
     @property
     def given(self) -> dict[str, FeatureMetric | LpipsConfig]:
         """The metrics that are asked for, by key."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {key: value for key, value in found.items() if isinstance(value, (FeatureMetric, LpipsConfig))}
+        found: dict[str, FeatureMetric | LpipsConfig | None] = {
+            "FID": self.FID,
+            "IS": self.IS,
+            "KID": self.KID,
+            "LPIPS": self.LPIPS,
+            "precision_recall": self.precision_recall,
+            "density_coverage": self.density_coverage,
+        }
+        return {key: metric for key, metric in found.items() if metric is not None}
 
     @property
     def comparisons(self) -> dict[str, ComparisonMetric]:
