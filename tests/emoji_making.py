@@ -35,7 +35,7 @@ class Painter:
 
 
 def use_painter(monkeypatch, emoji: list[Emoji]) -> None:
-    """Have ``write_emoji`` draw these emoji with the painter."""
+    """Have ``EmojiWorld`` draw these emoji with the painter."""
     monkeypatch.setattr(world, "Renderer", Painter)
     monkeypatch.setattr(world, "find_font", str)
     monkeypatch.setattr(world, "recommended", lambda: emoji)

@@ -38,6 +38,9 @@ class FileServer(ThreadingHTTPServer):
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
 
+    def put(self, name: str, data: bytes) -> None:
+        self.files[f"/{name}"] = data
+
     def handle_error(self, request, client_address):
         """Nothing: clients may end a connection early."""
 

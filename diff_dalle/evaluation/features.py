@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..config import Fault, InputError, named
 from ..images.signal import from_levels
 from .generated_config import CLIP, FeatureMetric
-from .inception import Inception
+from .pretrained import Inception
 
 INCEPTION = "inception"
 BATCH_SIZE = 64  # images that go through a network at once

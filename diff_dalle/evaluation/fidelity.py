@@ -1,4 +1,5 @@
-"""Fidelity of images to references: PSNR, SSIM, sharpness, and consistency with the low-resolution input.
+"""Fidelity of images to references: PSNR, SSIM, sharpness, and consistency with the low-resolution input; and the
+report of upsamplers on real images, in comparison with bicubic upsampling.
 
 Images are uint8 [N, H, W, 3]. Every measure returns one value per image, float64 [N], so that reports can give
 confidence intervals of the mean. None of them needs a network.
@@ -7,11 +8,16 @@ confidence intervals of the mean. None of them needs a network.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from PIL import Image
 
 from ..config import InputError
+from ..images.grid import image_grid
+from .intervals import Estimate, mean_interval, ratio_interval
+from .report import Figure, Section, Table
 
 # Maximum PSNR, in dB, of an image in a mean, so that a single perfect image neither makes the mean infinite nor
 # dominates it. Rounding to integer levels alone leaves an MSE of 1/12, 58.9 dB: higher values are below rounding error.
@@ -157,3 +163,120 @@ def bicubic_upsample(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     _check(images)
     resized = (Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC) for image in images)
     return np.stack([np.asarray(image) for image in resized])
+
+
+# ------------------------------------------------------------------------------------------ the report of upsamplers
+
+GRID_ROWS = 6  # images in the grid
+CELL_SIZE = 128  # pixels up to which small images are magnified in the grid
+CROP = 256  # larger images are center-cropped to so many pixels in the grid, at full resolution
+
+EXPLANATION = f"""
+*Bicubic* is the baseline. *PSNR* and *SSIM* compare with the real images, by pixel and by the structure of small
+windows; both prefer blur to sharp details that are slightly displaced. *Sharpness*, the RMS gradient relative to the
+real images, separates the two, but noise raises it too. *Consistency*: PSNR of the downsampled result to its input.
+Means over *n* images with 95 % intervals; PSNR per image is capped at {PSNR_CAP:g} dB.
+"""
+# Columns of the table: measure, heading, decimals.
+COLUMNS = (
+    ("psnr", "PSNR (dB)", 2),
+    ("ssim", "SSIM", 3),
+    ("sharpness", "sharpness", 3),
+    ("consistency", "consistency (dB)", 2),
+)
+
+
+@dataclass(frozen=True)
+class UpsamplingReport:
+    """rows: of bicubic upsampling, ours and the real images, the measures by name: consistency and psnr in dB, ssim,
+    and sharpness relative to the real images, of which the first and the last are measured of these too; n: images per
+    row; psnr_gain: mean of the paired differences in PSNR between ours and bicubic, in dB."""
+
+    rows: Mapping[str, Mapping[str, Estimate]]
+    n: int
+    psnr_gain: Estimate
+
+    def to_dict(self) -> dict:
+        """For JSON."""
+        rows = {name: {key: asdict(value) for key, value in row.items()} for name, row in self.rows.items()}
+        return {"n": self.n, "psnr_gain": asdict(self.psnr_gain), **rows}
+
+    def table(self) -> Table:
+        rows = []
+        for name, row in self.rows.items():
+            cells = [row[key].text(digits) if key in row else "–" for key, _, digits in COLUMNS]
+            rows.append([name, *cells, self.n])
+        return Table(["images", *(heading for _, heading, _ in COLUMNS), "n"], rows)
+
+
+def _mean(values: np.ndarray) -> Estimate:
+    return Estimate(float(values.mean()), *mean_interval(values))
+
+
+def evaluate_upsampling(low_res: np.ndarray, ours: np.ndarray, real: np.ndarray) -> UpsamplingReport:
+    """Compare upsampled images, and bicubic upsampling of the same inputs, with the inputs and the real images.
+
+    low_res: uint8 [N, h, w, 3]; ours, real: uint8 [N, H, W, 3], image i from input i. Raises InputError for numbers or
+    sizes that do not match, N < 2, real images below 11 × 11 pixels, and real images of a single color each.
+    """
+    upsampling_factor(ours, low_res)
+    images = {"bicubic": bicubic_upsample(low_res, (ours.shape[1], ours.shape[2])), "ours": ours, "real images": real}
+    rows = {
+        name: {"consistency": _mean(np.minimum(consistency(made, low_res), PSNR_CAP))} for name, made in images.items()
+    }
+    edges = sharpness(real)
+    if not edges.any():
+        raise InputError("every real image has a single color, so relative sharpness is undefined; use other images")
+    near = {name: np.minimum(psnr_uint8(images[name], real), PSNR_CAP) for name in ("bicubic", "ours")}
+    for name, values in near.items():
+        rows[name] |= {"psnr": _mean(values), "ssim": _mean(ssim(images[name], real))}
+    for name, made in images.items():
+        values = sharpness(made)
+        rows[name]["sharpness"] = Estimate(float(values.mean() / edges.mean()), *ratio_interval(values, edges))
+    return UpsamplingReport(rows, len(ours), _mean(near["ours"] - near["bicubic"]))
+
+
+def upsampling_sections(
+    report: UpsamplingReport, low_res: np.ndarray, ours: np.ndarray, real: np.ndarray, captions: Sequence[str]
+) -> list[Section]:
+    """The scores, and a grid of the first images beside their inputs, bicubic upsampling and originals.
+
+    low_res, ours, real: as passed to ``evaluate_upsampling``; captions: one per image, may be empty.
+    """
+    if len(captions) != len(ours):
+        raise InputError(f"there are {len(captions)} captions for {len(ours)} upsampled images; pass one per image")
+    factor, (height, width) = upsampling_factor(ours, low_res), ours.shape[1:3]
+    columns = {
+        "input": low_res[:GRID_ROWS].repeat(factor, 1).repeat(factor, 2),
+        "bicubic": bicubic_upsample(low_res[:GRID_ROWS], (height, width)),
+        "ours": ours[:GRID_ROWS],
+        "original": real[:GRID_ROWS],
+    }
+    (top, bottom), (left, right) = (_center_crop(length, factor) for length in (height, width))
+    cells = np.stack(list(columns.values()), 1)[:, :, top:bottom, left:right].reshape(-1, bottom - top, right - left, 3)
+    labels = [
+        f"[{name}] {caption}" if column == 0 else f"[{name}]"
+        for caption in captions[:GRID_ROWS]
+        for column, name in enumerate(columns)
+    ]
+    small, large = (f"{images.shape[2]} × {images.shape[1]}" for images in (low_res, ours))
+    text = (
+        f"The first {len(ours[:GRID_ROWS])} images, not selected. From left to right: the input ({small}, pixels "
+        f"repeated), then at {large}: {', '.join(list(columns)[1:])}."
+    )
+    if cells.shape[1:3] != (height, width):
+        text += f" Center crops of {right - left} × {bottom - top} are shown."
+    grid = image_grid(cells, labels, len(columns), CELL_SIZE)
+    difference = f"Paired difference in PSNR, ours − bicubic: {report.psnr_gain.text(2)} dB."
+    return [
+        Section("Upsampling", [EXPLANATION, report.table(), difference]),
+        Section("Upsampled images", [text, Figure("upsampling.png", grid)]),
+    ]
+
+
+def _center_crop(length: int, factor: int) -> tuple[int, int]:
+    """Start and end of the center crop of ``length`` pixels, both multiples of the upsampling factor."""
+    pixels = length // factor
+    cropped = min(pixels, max(1, CROP // factor))
+    start = (pixels - cropped) // 2
+    return start * factor, (start + cropped) * factor

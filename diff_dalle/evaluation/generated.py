@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ from .metrics import (
     kernel_distance_of_subsets,
     precision_recall,
 )
-from .perceptual import Lpips
+from .pretrained import Lpips
 
 _WEIGHTS = "feature_extractor_weights_path"
 _LPIPS = Column(Network("lpips"))
@@ -72,7 +73,7 @@ class GeneratedMetrics:
         for text in config.cautions():
             world.print(text)
 
-    def measure(self, chunks: Iterable[Chunk], total: int, progress: bool = True) -> dict[str, float]:
+    def measure(self, chunks: Iterable[Chunk], total: int) -> dict[str, float]:
         """The values for ``chunks`` of this process, as ``add`` takes them; {} without reading any if no metric is
         asked for.
 
@@ -82,7 +83,7 @@ class GeneratedMetrics:
         if not self.config.given:
             return {}
         self.generated, problem = _Rows(), ""
-        hidden = None if progress and self.world.is_main else True
+        hidden = None if self.world.is_main else True
         with tqdm(total=total, desc="Evaluating", unit="image", disable=hidden) as bar:
             try:
                 for real, generated, positions in chunks:
@@ -127,23 +128,24 @@ class GeneratedMetrics:
         Names of values of other features than Inception's say whose they are, such as ``FID (clip open_clip:…)``.
         InputError for too few images.
         """
-        generated, real = self.generated.pooled(self.world), self.real.pooled(self.world)
+        found, known = self.generated.pooled(self.world), self.real.pooled(self.world)
         self.generated = _Rows()
         if not self.keeps_real:
             self.real = _Rows()
-        InputError.check(self.config.shortages(len(generated.positions), "the evaluation had"))
-        values = self._values(real.at(generated.positions), generated) if self.world.is_main else None
+        positions = sorted(found.where)
+        InputError.check(self.config.shortages(len(positions), "the evaluation had"))
+        values = self._values(known.at(positions), found.at(positions)) if self.world.is_main else None
         return self.world.broadcast(values)
 
-    def _values(self, real: _Pooled, generated: _Pooled) -> dict[str, float]:
+    def _values(self, real: Mapping[Column, Tensor], generated: Mapping[Column, Tensor]) -> dict[str, float]:
         device, values = self.world.device, dict[str, float]()
         if device.type != "cuda":  # others may not have float64
             device = torch.device("cpu")
         for key, metric in self.config.given.items():
             column = self.columns.get(key, _LPIPS)
             label = self.features.label(column) if key in self.columns else ""
-            sides = [real.columns[column]] if key in self.config.comparisons else []
-            sides = [side.to(device) for side in (*sides, generated.columns[column])]
+            sides = [real[column]] if key in self.config.comparisons else []
+            sides = [side.to(device) for side in (*sides, generated[column])]
             values |= {name + label: value for name, value in _VALUES[key](metric, *sides).items()}
         return values
 
@@ -159,17 +161,15 @@ def _levels(images: Tensor, which: str) -> Tensor:
     return images.expand(-1, 3, -1, -1)
 
 
-@dataclass
-class _Pooled:
-    """Rows of columns by position, of all processes, in order of position."""
+class _Pooled(NamedTuple):
+    """Rows of columns, of all processes. where: the row of each position."""
 
-    positions: list[int]
+    where: dict[int, int]
     columns: dict[Column, Tensor]
 
-    def at(self, positions: Sequence[int]) -> _Pooled:
-        where = {position: row for row, position in enumerate(self.positions)}
-        rows = [where[position] for position in positions]
-        return _Pooled(list(positions), {column: values[rows] for column, values in self.columns.items()})
+    def at(self, positions: Sequence[int]) -> dict[Column, Tensor]:
+        rows = [self.where[position] for position in positions]
+        return {column: values[rows] for column, values in self.columns.items()}
 
 
 class _Rows:
@@ -190,11 +190,10 @@ class _Rows:
     def pooled(self, world: World) -> _Pooled:
         own = {column: torch.cat(rows) for column, rows in self.columns.items()}
         parts = [part for part in world.gather((self.positions, own)) if part[0]]
-        everything = _Pooled(
-            [position for positions, _ in parts for position in positions],
-            {column: torch.cat([columns[column] for _, columns in parts]) for column in (parts[0][1] if parts else ())},
-        )
-        return everything.at(sorted(set(everything.positions)))
+        positions = itertools.chain.from_iterable(positions for positions, _ in parts)
+        names = parts[0][1] if parts else ()
+        columns = {column: torch.cat([columns[column] for _, columns in parts]) for column in names}
+        return _Pooled({position: row for row, position in enumerate(positions)}, columns)
 
 
 def _fid(metric: FidConfig, real: Tensor, generated: Tensor) -> dict[str, float]:

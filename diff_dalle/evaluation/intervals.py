@@ -37,29 +37,29 @@ class Fraction(Estimate):
     n: int
 
 
-def wilson(successes: float, n: int, z: float = Z_95) -> tuple[float, float]:
+def wilson(successes: float, n: int) -> tuple[float, float]:
     """Score interval of a proportion after ``successes`` in ``n`` trials (Wilson 1927).
 
     Unlike the normal interval it lies in [0, 1] and has a width at 0 and at n successes. n = 0 gives (0, 1).
     """
     if n == 0:
         return 0.0, 1.0
-    share, spread = successes / n, z * z / n
+    share, spread = successes / n, Z_95 * Z_95 / n
     center = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
+    half = Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
     return max(0.0, center - half), min(1.0, center + half)
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, z: float = Z_95) -> tuple[float, float]:
-    """Normal interval of a mean: mean ± z s / √n. values: one per image. InputError for fewer than 2."""
+def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """Normal interval of a mean: mean ± 1.96 s / √n. values: one per image. InputError for fewer than 2."""
     if len(values) < 2:
         raise InputError(f"a confidence interval needs at least 2 images, not {len(values)}; pass more")
-    mean, half = float(np.mean(values)), z * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    mean, half = float(np.mean(values)), Z_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return mean - half, mean + half
 
 
 def ratio_interval(
-    numerators: Sequence[float] | np.ndarray, denominators: Sequence[float] | np.ndarray, z: float = Z_95
+    numerators: Sequence[float] | np.ndarray, denominators: Sequence[float] | np.ndarray
 ) -> tuple[float, float]:
     """Interval of mean(numerators) / mean(denominators), one pair per image. InputError for fewer than 2.
 
@@ -68,5 +68,5 @@ def ratio_interval(
     """
     above, below = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)
     ratio = float(above.mean() / below.mean())
-    low, high = mean_interval((above - ratio * below) / below.mean(), z)
+    low, high = mean_interval((above - ratio * below) / below.mean())
     return ratio + low, ratio + high

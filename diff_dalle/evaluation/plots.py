@@ -1,18 +1,23 @@
-"""Line plots with matplotlib (the extra ``plot``), which is imported when the first plot is drawn.
+"""Line plots with matplotlib (the extra ``plot``), which is imported when the first plot is drawn, and training curves.
 
 Figures are drawn on the Agg canvas without pyplot, so they need no display and leave no figure open.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from .. import storage
 from ..config import InputError
+from .report import Figure, Section
 
 INSTALL = "pip install 'diff_dalle[plot]'"
 
@@ -81,10 +86,10 @@ def line_plot(
     require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Canvas
 
     with rc_context(_STYLE):
-        figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
+        figure = Canvas(figsize=_INCHES, dpi=_DPI, layout="constrained")
         canvas = FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         styles = zip(itertools.cycle(COLORS), itertools.cycle(MARKERS), strict=False)
@@ -108,3 +113,45 @@ def _draw_line(axes, name: str, points: Sequence[tuple[float, ...]], color: str,
     bars = np.maximum([np.subtract(y, ends[0]), np.subtract(ends[1], y)], 0) if ends else None
     style = {"color": color, "marker": marker, "markersize": 4.5, "linewidth": 1.6, "capsize": 2.5}
     return axes.errorbar(x, y, bars, label=name, **style)
+
+
+# ---------------------------------------------------------------------------------------------------- training curves
+
+# Columns of progress.csv, label, title and explanation of the plot.
+CURVES = (
+    (
+        "loss",
+        "held-out loss",
+        "Held-out loss by noise level",
+        "Mean loss on held-out scenes at fixed noise, by quartile of the timesteps: q0 has the least noise.",
+    ),
+    (
+        "caption_swap_gap",
+        "caption-swap gap",
+        "Caption-swap gap",
+        "Increase of the held-out loss when captions are swapped between images: above 0, the model uses its text.",
+    ),
+)
+
+
+def training_sections(progress: str) -> list[Section]:
+    """Plots of a run's progress.csv, local or remote: held-out loss by noise level, and the caption-swap gap.
+
+    Empty for a run without held-out data. Raises MissingMatplotlib.
+    """
+    rows = list(csv.DictReader(io.StringIO(storage.read_text(progress))))
+    sections = []
+    for key, label, title, text in CURVES:
+        series: dict[str, list[tuple[float, ...]]] = {}
+        for quartile in ("q0", "q1", "q2", "q3"):
+            name = f"held_out/{key}_{quartile}"
+            points = [(float(row["step"]), float(row[name])) for row in rows if row.get(name)]
+            finite = [(step, value) for step, value in points if math.isfinite(value)]
+            if finite:
+                series[quartile] = list(finite)
+        if series:
+            values = [y for line in series.values() for _, y in line]
+            span = (min(0.0, *values), max(0.0, *values) * 1.05 or 1.0)
+            plot = line_plot(series, "step", label, span)
+            sections.append(Section(title, [text, Figure(f"{key}.png", plot)]))
+    return sections

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from ..config import InputError
 from ..evaluation.features import feature_network
-from ..evaluation.fidelity import average_pool_uint8
+from ..evaluation.fidelity import average_pool_uint8, evaluate_upsampling, upsampling_sections
 from ..evaluation.metrics import METRICS, inception_score
-from ..evaluation.perceptual import Lpips
+from ..evaluation.pretrained import Lpips
 from ..evaluation.report import Report, Section, Table
-from ..evaluation.upsampling_report import evaluate_upsampling, upsampling_sections
 from ..images.signal import from_uint8
 from .context import Context, renders_of
 

@@ -1,5 +1,8 @@
-"""The effect of guidance: the same captions sampled without guidance, with classifier-free guidance, guided by a noised
-CLIP, and with both. ShapeEval scores it in the shapes world; elsewhere the noised CLIP does."""
+"""What a noised CLIP reads of real images, the ceiling for generated ones, and the effect of guidance.
+
+The same captions are sampled without guidance, with classifier-free guidance, guided by the noised CLIP, and with both.
+ShapeEval scores the samples in the shapes world; elsewhere the noised CLIP does.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from ..evaluation.intervals import Fraction
+from ..evaluation.intervals import Fraction, wilson
 from ..evaluation.plots import line_plot
-from ..evaluation.report import Figure, Report, Section, Table
+from ..evaluation.report import Figure, Part, Report, Section, Table
+from ..evaluation.retrieval import CANDIDATES, retrieval, same_captions
 from ..images.grid import image_grid
 from ..worlds.shapes.prompts import ShapePrompt
 from ..worlds.shapes.shape_eval import evaluate_shapes
-from .classifier import candidates, recall
-from .context import Context, GuidanceSetting
+from .context import Context, GuidanceSetting, renders_of
 
-GRID_COLUMNS = 8  # images per guidance setting in the grid
+GRID_COLUMNS = 8  # real images, and samples of each guidance setting, that are shown
 SCALES = (1.0, 4.0, 16.0)  # classifier scales when none are given
 SHAPES_TEXT = (
     "Fraction of images of single objects in which the number, shape, color, size and position are all right, judged "
@@ -25,6 +30,10 @@ SHAPES_TEXT = (
     "only the classifier steers it."
 )
 SIMILARITY_TEXT = "Mean cosine similarity, from -1 to 1, of the classifier's image and text features."
+RETRIEVAL_TEXT = (
+    "How often the classifier matches real images and captions: recall at 1 and 5 (R@1, R@5). At the chance level, its "
+    "gradient carries no information about the caption."
+)
 
 
 def guidance_settings(context: Context) -> list[GuidanceSetting]:
@@ -116,3 +125,55 @@ def similarity(context: Context) -> Report:
     rows = [[name, *(f"{value:.3f}" for value in row.values())] for name, row in scores.items()]
     table = Table(["guidance", "own caption", "another's caption"], rows)
     return Report([Section("Noised-CLIP score", [SIMILARITY_TEXT, table])], {"similarity": scores})
+
+
+# ------------------------------------------------------------------------------------------- the noised CLIP itself
+
+
+def real_images(context: Context) -> Report:
+    """Real images of data_dir and how often the classifier retrieves their captions: the ceiling for generated ones."""
+    data, score = context.captioned, recall(context, context.real_features)
+    columns = min(GRID_COLUMNS, len(data.images))
+    grid = image_grid(data.images[:columns], data.captions[:columns], columns)
+    text = (
+        f"Images of the first captions. The classifier retrieves the captions of {score.value:.3f} "
+        f"({score.interval(3)}) of {score.n} real images, each among {candidates(context)}."
+    )
+    return Report([Section("Real images", [text, Figure("real.png", grid)])], {"real images": asdict(score)})
+
+
+def candidates(context: Context) -> int:
+    """Captions among which an image finds its own."""
+    return min(CANDIDATES, len(context.captioned.captions))
+
+
+def recall(context: Context, images: Tensor) -> Fraction:
+    """Fraction of images whose caption is the first among candidates; an incomplete last block is omitted.
+
+    images: features [N, D], image i of caption i of data_dir.
+    """
+    data, block = context.captioned, candidates(context)
+    text = context.text_features
+    tokens, mask = data.cond.tokens, data.cond.mask
+    assert tokens is not None and mask is not None  # the classifier has a tokenizer
+    hits = []
+    for start in range(0, len(text) - block + 1, block):
+        part = slice(start, start + block)
+        same = same_captions(tokens[part], mask[part]).to(text.device)
+        hits.append(retrieval(images[part], text[part], same)["image_to_text_at_1"])
+    found = torch.cat(hits)
+    return Fraction(float(found.mean()), *wilson(float(found.sum()), len(found)), len(found))
+
+
+def by_noise_level(context: Context) -> Report:
+    """Retrieval on real images by noise level: where it is at chance, the classifier cannot guide."""
+    if context.settings.shapes_dir:
+        prompts = context.shape_prompts(("attributes",), 4 * CANDIDATES)
+        distinct = {prompt.text: prompt for prompt in prompts}  # else two captions could be true of one image
+        captions, images = list(distinct), renders_of(list(distinct.values()), context.base.image_size)
+    else:
+        captions, images = context.captioned.captions, context.captioned.images
+    table = context.classifier.retrieval(images, captions)
+    parts: list[Part] = [RETRIEVAL_TEXT, table.text(), Figure("retrieval.png", table.plot())]
+    scores = {"retrieval": {str(t): dict(row) for t, row in table.recall.items()}}
+    return Report([Section("Classifier accuracy by noise level", parts)], scores, [table.text()])

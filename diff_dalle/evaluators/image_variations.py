@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
-from ..evaluation.linear_probe import linear_probe
+from ..config import InputError
 from ..evaluation.report import Figure, Part, Report, Section, Table
 from ..images.grid import image_grid
 from ..worlds.shapes.prompts import ShapePrompt
@@ -25,6 +27,8 @@ from .context import Context, renders_of
 TASKS = ("attributes", "held-out pairs")  # pictures of a single object; the latter of pairs never seen in training
 ATTRIBUTES = ("color", "position", "size", "shape")
 PROBE_SCENES = 2000  # from whose embeddings the probes learn
+PENALTY = 1e-3  # of a probe: weight of the squared norm of the weights beside the mean cross entropy
+STEPS = 200  # of L-BFGS; some tens suffice
 GRID_COLUMNS = 10  # pictures in the grid
 CARRIED = 0.5  # share of the way from chance to 1 above which a probe's score says that an attribute is carried
 
@@ -92,6 +96,37 @@ def probe_scores(
         truth = [getattr(prompts[i].scene.objects[0], name) for i in asked]
         scores[name] = float(np.mean([a == b for a, b in zip(found, truth, strict=True)]))
     return scores
+
+
+def linear_probe(features: Tensor, labels: Sequence[str], queries: Tensor) -> list[str]:
+    """The labels of ``queries`` [M, D] by logistic regression on ``features`` [N, D] with N labels (Alain & Bengio
+    2016; Radford et al. 2021, appendix A.3): what a linear map can read from features.
+
+    Features are standardized by the mean and standard deviation of ``features``; a constant one counts for nothing. All
+    in float64, by L-BFGS from zero weights: the same inputs give the same labels. InputError for no labels, and for
+    other numbers of labels than features.
+    """
+    if len(labels) != len(features) or not len(labels):
+        raise InputError(f"a probe got {len(labels)} labels for {len(features)} features: give one for each")
+    classes = sorted(set(labels))
+    targets = torch.tensor([classes.index(label) for label in labels])
+    known, asked = features.detach().double().cpu(), queries.detach().double().cpu()
+    mean, std = known.mean(0), known.std(0, unbiased=False)
+    known, asked = ((x - mean) / std.where(std > 0, torch.inf) for x in (known, asked))
+    weight = torch.zeros(known.shape[1], len(classes), dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(len(classes), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = F.cross_entropy(known @ weight + bias, targets) + PENALTY * weight.square().sum()
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    with torch.no_grad():
+        return [classes[i] for i in (asked @ weight + bias).argmax(1).tolist()]
 
 
 def variation_rows(report: ShapeReport, probes: Mapping[str, float]) -> list[dict[str, Any]]:

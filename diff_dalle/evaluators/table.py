@@ -9,16 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..config import Fault, InputError, lookup, named
+from ..evaluation.plots import training_sections
 from ..evaluation.report import Report
-from ..evaluation.training_curves import training_sections
-from .classifier import by_noise_level, real_images
 from .context import Context
 from .control import control
 from .copies import copies
 from .editing import editing
 from .emoji import emoji_world
 from .feature_metrics import MIN_IMAGES, feature_metrics, upsampling
-from .guidance import guidance, similarity
+from .guidance import by_noise_level, guidance, real_images, similarity
 from .image_variations import image_variations
 from .settings import EvaluateInputs
 from .shapes import latent_cascade, samples

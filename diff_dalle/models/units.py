@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..config import InputError, named
-from ..distributed.sharding import Parts
+from ..distributed.parallel import Parts
 from . import kernels
 from .adapters.lora import Adapted
 from .precision import full_precision_layers

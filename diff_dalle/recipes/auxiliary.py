@@ -15,7 +15,7 @@ from ..distributed.devices import without_values
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
 from ..embeddings.patches import PatchEncoder, open_encoder
-from ..evaluation.perceptual import LEAST_SIZES, Lpips
+from ..evaluation.pretrained import LEAST_SIZES, Lpips
 from ..tasks.alignment import ENCODER, Alignment, AlignmentConfig, find_block, make_projector, tokens_of
 from ..tasks.denoising import DenoisingTask
 from ..tasks.perceptual import FEATURES, NETWORK, Distance, Perceptual, PerceptualConfig, feature_distance

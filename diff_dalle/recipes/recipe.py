@@ -22,8 +22,7 @@ from ..config import Fault, InputError, named, redacted, to_dict
 from ..data.loader import DataConfig, Loader
 from ..data.spec import SampleSpec
 from ..distributed.launch import DistributedConfig
-from ..distributed.parallel import build_shared
-from ..distributed.sharding import Parts, build_sharded, shard
+from ..distributed.parallel import Parts, build_sharded, build_shared, shard
 from ..distributed.world import World
 from ..embeddings.contract import Clip
 from ..models.layers import to_channels_last

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from ..batch import Batch
 from ..checkpoints.content import check_like, replaced
 from ..config import Fault, InputError, named
-from ..distributed.parallel import Replicas, is_sharded
-from ..distributed.sharding import Shards
+from ..distributed.parallel import Replicas, Shards, is_sharded
 from ..distributed.world import World
 from ..models.precision import autocast, training_precision
 from ..randomness import Draw

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import torch
+from dalle2_making import OtherUnet
+from decoder_making import make_decoder
 from network_making import randomize
 from torch import Tensor, nn
 
 from diff_dalle.batch import Conditioning
+from diff_dalle.checkpoints.foreign.dalle2_pytorch import unet_state
 from diff_dalle.models.decoder.config import DecoderUnetConfig
 from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.layers import to_channels_last
 
-from .baseline_decoder_unet import BaselineDecoderUnet, to_plain
-from .regression import SPREAD, Differences, adamw_step, copy_weights, gradients, pass_through, same_function, same_step
+from .regression import SPREAD, Differences, adamw_step, gradients, pass_through, same_function, same_step
 
-NETWORK = DecoderUnetConfig(dim=32, image_embed_dim=768, cond_dim=16, dim_mults=(1, 2, 4, 8), attn_heads=4)
+NETWORK = DecoderUnetConfig(
+    dim=32, image_embed_dim=768, cond_dim=16, dim_mults=(1, 2, 4, 8), attn_heads=4, as_published=True
+)
 IMAGE_SIZE, BATCH_SIZE = 64, 8
 WARM_UP_SIZE = 8
 
@@ -32,11 +37,16 @@ def our_network(use_checkpoint: bool = False) -> DecoderUnet:
     return to_channels_last(randomize(network, spread=SPREAD))
 
 
-def plain_network() -> BaselineDecoderUnet:
-    """The baseline with the weights of ours."""
-    ours, network = our_network(), BaselineDecoderUnet(NETWORK)
-    copy_weights(network, to_plain(ours, list(ours.parameters())))
-    return network
+class PlainNetwork(nn.Module):
+    """With the weights of ours."""
+
+    def __init__(self):
+        super().__init__()
+        self.unet = OtherUnet(NETWORK, variance=True)
+        self.unet.load_state_dict(unet_state(our_network(), make_decoder(1, NETWORK).stage(0), "ours"))
+
+    def forward(self, x: Tensor, t: Tensor, cond: Conditioning) -> Tensor:
+        return self.unet(x, t, cond.image_embedding, kept=cond.embedding_mask)
 
 
 def problem(size: int) -> tuple[Tensor, Tensor, Conditioning, Tensor]:
@@ -56,7 +66,7 @@ def _work(network: nn.Module) -> Callable[[], object]:
 
 
 def plain() -> Callable[[], object]:
-    return _work(plain_network())
+    return _work(PlainNetwork())
 
 
 def ours(use_checkpoint: bool = False) -> Callable[[], object]:
@@ -64,9 +74,13 @@ def ours(use_checkpoint: bool = False) -> Callable[[], object]:
 
 
 def gate() -> Differences:
-    network, other = our_network(), plain_network()
-    outputs = [pass_through(each, *problem(IMAGE_SIZE))[1] for each in (network, other)]
-    return same_function(outputs, to_plain(network, gradients(network)), gradients(other))
+    """The gradients are those of the images."""
+    outputs, found = [], []
+    for network in (our_network(), PlainNetwork()):
+        x, t, cond, target = problem(IMAGE_SIZE)
+        outputs.append(pass_through(network, x.requires_grad_(), t, cond, target)[1])
+        found.append([cast(Tensor, x.grad)])
+    return same_function(outputs, *found)
 
 
 def checkpoint_gate() -> Differences:

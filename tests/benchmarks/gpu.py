@@ -8,6 +8,7 @@ memory is repeated with half the batch.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,14 +18,16 @@ from typing import Any
 
 import torch
 
+from diff_dalle.distributed.devices import use_device
 from diff_dalle.evaluation.report import markdown_table
+from diff_dalle.models.precision import DTYPES
 
 from . import gpu_subjects as full
 from .apart import Apart
-from .gpu_measuring import Measured, measured, name_and_peak
-from .gpu_steps import Build, diffusers_unet, ours, published, sampling, transformer, with_plain_norms
+from .gpu_steps import PRECISION, Build, Step, diffusers_unet, ours, published, sampling, transformer, with_plain_norms
 from .gpu_subjects import Classifier, Latents, Pixels, Subject, flops_per_image
 
+REPEATS, WARM_UP = 8, 3  # steps that are timed, and that precede them
 COMPILING, ROW = 0.6, 0.3  # of the budget
 COLUMNS = ("work", "form", "batch", "images/s", "MFU", "peak GiB", "first step s", "× published")
 PUBLISHED = "published form"
@@ -51,6 +54,17 @@ class Workload:
     steps: int = 20
     matrix: int = 8192
     backend: str = "inductor"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """batch: images per step, as many as fit; rate: steps times images per second; peak: GiB of memory, None = not on a
+    GPU; first: seconds of the first step, in which it compiles."""
+
+    batch: int
+    rate: float
+    peak: float | None
+    first: float
 
 
 @dataclass(frozen=True)
@@ -176,3 +190,66 @@ def measured_row(work: Workload, number: int) -> tuple[Measured, int | None]:
     """What is measured of a row, by its place, and the FLOPs of an image."""
     row = list(rows(work))[number]
     return measured(work.device, row.build, row.batch), None if row.subject is None else flops_per_image(row.subject)
+
+
+# ------------------------------------------------------------------------------------------------------- measuring
+
+
+def measured(device: torch.device, build: Build, batch: int) -> Measured:
+    """A step with ``batch`` images or, where they do not fit into memory, half of them, a quarter, …"""
+    use_device(device)
+    while True:
+        try:
+            return _measured(device, build, batch)
+        except torch.OutOfMemoryError:
+            if batch == 1:
+                raise
+        finally:
+            free(device)
+        batch //= 2
+
+
+def _measured(device: torch.device, build: Build, batch: int) -> Measured:
+    step = build(device, batch)
+    first = _seconds(device, step, 1)
+    _seconds(device, step, WARM_UP)
+    if device.type != "cuda":
+        return Measured(batch, batch / _seconds(device, step, REPEATS), None, first)
+    torch.cuda.reset_peak_memory_stats(device)
+    seconds = _seconds(device, step, REPEATS)
+    return Measured(batch, batch / seconds, torch.cuda.max_memory_allocated(device) / 2**30, first)
+
+
+def _seconds(device: torch.device, step: Step, repeats: int) -> float:
+    """Mean of one repetition. The device works on after a call, so that it is waited for."""
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    _wait(device)
+    return (time.perf_counter() - start) / repeats
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free(device: torch.device) -> None:
+    """Forget what a step has left: compiled graphs, reference cycles, cached memory."""
+    torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def name_and_peak(device: torch.device, size: int) -> tuple[str, float]:
+    """What the device is called, and its FLOPs per second in a half-precision product of two matrices [size, size].
+
+    They are random: of equal values a GPU needs less power, so that it computes faster than it ever does in training.
+    """
+    a, b = torch.randn(2, size, size, device=device, dtype=DTYPES[PRECISION])
+    for _ in range(WARM_UP):
+        a @ b
+    seconds = _seconds(device, lambda: a @ b, REPEATS)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device), 2 * size**3 / seconds

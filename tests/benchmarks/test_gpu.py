@@ -9,11 +9,10 @@ import torch
 from marks import slow
 from network_making import randomize
 
-from benchmarks import gpu, gpu_measuring, gpu_steps, latent
+from benchmarks import gpu, gpu_steps, latent, transformer
 from benchmarks import gpu_subjects as full
 from benchmarks.apart import described
-from benchmarks.gpu import Row, Workload
-from benchmarks.gpu_measuring import Measured, measured
+from benchmarks.gpu import Measured, Row, Workload, measured
 from benchmarks.gpu_subjects import Classifier, Pixels, flops_per_image
 from diff_dalle.models import kernels
 from diff_dalle.models.cost import count_flops
@@ -80,7 +79,7 @@ def _small(monkeypatch):
     for name, value in (("TOKENS", 16), ("WIDTH", 64), ("HEAD", 32)):
         monkeypatch.setattr(gpu_steps, name, value)
     for name, value in (("REPEATS", 1), ("WARM_UP", 1)):
-        monkeypatch.setattr(gpu_measuring, name, value)
+        monkeypatch.setattr(gpu, name, value)
 
 
 def here(seconds, function, *args):
@@ -106,7 +105,7 @@ def table(seconds=9999.0, call=here, **options):
 def test_every_row_is_measured(monkeypatch):
     """What is compiled is only noted: capturing takes long, and two rows do it below."""
     compiled = []
-    monkeypatch.setattr(gpu_measuring, "free", lambda device: None)  # which takes longer than a row
+    monkeypatch.setattr(gpu, "free", lambda device: None)  # which takes longer than a row
     monkeypatch.setattr(gpu_steps, "compile_training", lambda task, backend: compiled.append(backend))
     monkeypatch.setattr(torch, "compile", lambda plain, backend, fullgraph, mode: compiled.append(mode) or plain)
     first, rows = table()
@@ -214,8 +213,8 @@ def test_cells_follow_from_what_was_measured():
 
 def test_seconds_are_those_of_one_step(monkeypatch):
     now = itertools.count(step=4.0)  # seconds between two looks at the clock
-    monkeypatch.setattr(gpu_measuring.time, "perf_counter", lambda: next(now))
-    monkeypatch.setattr(gpu_measuring, "REPEATS", 8)
+    monkeypatch.setattr(gpu.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(gpu, "REPEATS", 8)
     steps = []
     found = measured(CPU, lambda device, batch: lambda: steps.append(batch), 6)
     assert found == Measured(6, 6 / (4 / 8), None, 4.0) and len(steps) == 1 + 1 + 8
@@ -302,7 +301,6 @@ def test_variants_are_what_they_are_called(monkeypatch):
         gpu_steps.ours(GENERATOR, CPU, 2, **options)
     half, muon, dropped, checkpointed, plain = tasks
     assert [each.precision for each in tasks] == ["fp16", *["bf16"] * 4]
-    assert [type(each.optimizations[""].optimizer) for each in (muon, plain)]
     assert muon.optimizations[""].config.optimizer == "muon" and half.optimizations[""].loss_scale.dynamic
     assert [each.task.model.config.unet.dropout for each in (dropped, plain)] == [0.1, 0.0]
     assert [each.task.model.config.unet.use_checkpoint for each in (checkpointed, plain)] == [True, False]
@@ -329,3 +327,28 @@ def test_sampling_takes_the_steps_asked_for_in_half_precision(monkeypatch):
     assert sample().shape == (2, 3, 8, 8)
     assert any(p.dtype == torch.bfloat16 for p in made[0].parameters())
     assert calls == [4] * 4  # both halves of guidance in one batch
+
+
+# ---------------------------------------------------------------------------------------- the transformer on the CPU
+
+
+def test_both_sides_need_the_same_flops():
+    ((found, allowed),) = transformer.gate().values()
+    assert 0 <= found <= allowed
+
+
+@pytest.mark.slow
+def test_the_gate_sees_another_layer(monkeypatch):
+    deeper = replace(transformer.SUBJECT, config=replace(transformer.NETWORK, depth=transformer.NETWORK.depth + 1))
+    monkeypatch.setattr(transformer, "flops_per_image", lambda subject: flops_per_image(deeper))
+    ((found, allowed),) = transformer.gate().values()
+    assert found > allowed
+
+
+@pytest.mark.parametrize("side", [transformer.torchs, transformer.ours])
+def test_a_step_of_either_side_runs(side, monkeypatch):
+    monkeypatch.setattr(
+        transformer, "SUBJECT", replace(transformer.SUBJECT, config=replace(transformer.NETWORK, depth=2))
+    )
+    monkeypatch.setattr(transformer, "BATCH_SIZE", 1)
+    side()()

@@ -2,19 +2,19 @@ import sys
 
 import pytest
 
-from benchmarks import loader, loading
+from benchmarks import loading
 
 
 @pytest.fixture
 def six_jpegs(monkeypatch):
-    monkeypatch.setattr(loader, "COUNT", 6)
-    loader.jpegs.cache_clear()
+    monkeypatch.setattr(loading, "COUNT", 6)
+    loading.jpegs.cache_clear()
     yield
-    loader.jpegs.cache_clear()
+    loading.jpegs.cache_clear()
 
 
 @pytest.mark.usefixtures("six_jpegs")
-@pytest.mark.parametrize("gate", [loader.decoding_gate, loader.loader_gate, loading.gate])
+@pytest.mark.parametrize("gate", [loading.decoding_gate, loading.loader_gate, loading.gate])
 def test_both_sides_give_the_same_images(gate):
     for found, allowed in gate().values():
         assert found <= allowed
@@ -46,6 +46,6 @@ def test_the_memory_table_has_a_row_for_each_fifth():
 
 def test_batches_of_one_aspect_ratio_hold_the_images_of_the_squares():
     """Each of them once, at sizes that differ."""
-    for found, allowed in loader.bucket_gate().values():
+    for found, allowed in loading.bucket_gate().values():
         assert found <= allowed
-    assert len({batch.images.shape for batch in loader.in_buckets()()}) > 2
+    assert len({batch.images.shape for batch in loading.in_buckets()()}) > 2

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import saving, train_step, watching
+from benchmarks import train_step
 from diff_dalle.checkpoints.run_folder import RunFolder
 from diff_dalle.models import precision
 from diff_dalle.models.cost import count_flops
@@ -84,12 +84,12 @@ def test_both_sides_train(monkeypatch):
 
 def test_watching_a_step_does_not_change_it(monkeypatch):
     monkeypatch.setattr(train_step, "NETWORK", TINY)
-    assert watching.gate() == {"weights": (0.0, 0.0)}
+    assert train_step.watching_gate() == {"weights": (0.0, 0.0)}
     records = []
     monkeypatch.setattr(FlightRecorder, "record", lambda *_: records.append(1))
-    watching.unwatched()()
+    train_step.unwatched()()
     assert not records
-    ends = watching.watched()()
+    ends = train_step.watched()()
     assert records and not any(end.news for end in ends)
     for end in ends:
         end.close()
@@ -97,11 +97,11 @@ def test_watching_a_step_does_not_change_it(monkeypatch):
 
 def test_saving_in_the_background_writes_the_same_and_leaves_the_writing_for_later(monkeypatch):
     monkeypatch.setattr(train_step, "NETWORK", TINY)
-    assert saving.gate() == {"saved values": (0.0, 0.0)}
+    assert train_step.saving_gate() == {"saved values": (0.0, 0.0)}
     save, done = RunFolder.save, []
     monkeypatch.setattr(RunFolder, "save", lambda *args: (done.append(args[1]), save(*args)))
-    loop = saving.waiting()()
+    loop = train_step.waiting()()
     assert done == [2] and loop.saving.run.checkpoints[-1].step == 2
-    result = saving.in_background()()
+    result = train_step.in_background()()
     result.finish()
     assert done == [2, 2]

@@ -1,4 +1,6 @@
-"""A training step: our network and loop against Guided-Diffusion's as published.
+"""A training step: our network and loop against Guided-Diffusion's as published; how long training waits for a
+checkpoint, for all of its files or for the copy that they are written from; and what it costs a step to be watched, by
+the flight recorder and by the lifeline between the ranks.
 
 The network is Guided-Diffusion's 64-pixel model (``--attention_resolutions 32,16,8 --num_head_channels 64
 --num_res_blocks 3 --resblock_updown True``) with 64 or 128 channels instead of 192, without classes and dropout.
@@ -15,7 +17,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.checkpoints.checkpoint import Identity
+from diff_dalle.checkpoints.run_folder import RunFolder
 from diff_dalle.distributed.devices import reuse_freed_memory
+from diff_dalle.distributed.lifeline import Lifeline
+from diff_dalle.distributed.rendezvous import ProcessInfo
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.models.layers import to_channels_last
 from diff_dalle.models.precision import autocast, training_precision
@@ -29,6 +35,7 @@ from diff_dalle.training.trainee import Trainee
 
 from .baseline_unet import BaselineUNet, to_baseline
 from .regression import SPREAD, Differences, copy_weights, gradients, loop_of, same_function
+from .timing import Unfinished, temporary_folder
 
 NETWORK = UNetConfig(
     image_size=64,
@@ -158,3 +165,102 @@ def published_step(network: nn.Module, loss_of: Callable[[], Tensor]) -> Callabl
         return loss.item(), norms
 
     return step
+
+
+# ----------------------------------------------------------------------------------------------------------- saving
+
+
+def _trained() -> TrainLoop:
+    """A loop after two updates, so that the optimizer has a state, with a folder of its own."""
+    reuse_freed_memory()  # as in every training command
+    torch.manual_seed(0)
+    loop, batch = training_loop()
+    loop.saving.run = RunFolder(Identity("benchmark", {}), path=str(temporary_folder()))
+    for _ in range(2):
+        loop.update(batch)
+    return loop
+
+
+def waiting() -> Callable[[], object]:
+    """Save, and wait for the files."""
+    loop = _trained()
+
+    def save() -> TrainLoop:
+        loop.save()
+        loop.saving.finish()
+        return loop
+
+    return save
+
+
+def in_background() -> Callable[[], Unfinished]:
+    """The loop's own save; the files are waited for outside of the time."""
+    loop = _trained()
+
+    def save() -> Unfinished:
+        loop.save()
+        return Unfinished(loop.saving.finish)
+
+    return save
+
+
+def saving_gate() -> dict[str, tuple[float, float]]:
+    """Maximum difference of the saved weights and averages: none, though training goes on before they are written."""
+    found = []
+    for goes_on in (False, True):
+        loop = _trained()
+        _, batch = training_loop()
+        loop.save()
+        if goes_on:
+            loop.update(batch)
+        loop.saving.finish()
+        run = loop.saving.run
+        states = [
+            run.load(run.checkpoints[-1], "", role)[0]["state"] for role in ("model", loop.trainees[0].emas[0].role)
+        ]
+        found.append(torch.cat([value.flatten() for state in states for value in state.values()]))
+    return {"saved values": ((found[0] - found[1]).abs().max().item(), 0.0)}
+
+
+# --------------------------------------------------------------------------------------------------------- watching
+
+
+def _watched_loop(recorded: bool) -> tuple[TrainLoop, Batch]:
+    torch.manual_seed(0)
+    loop, batch = training_loop()
+    for trainee in () if recorded else loop.trainees:
+        trainee.flight.record = lambda *_: None  # type: ignore[method-assign]
+    return loop, batch
+
+
+def unwatched() -> Callable[[], object]:
+    """The loop's update without its flight recorder."""
+    loop, batch = _watched_loop(recorded=False)
+    return lambda: loop.update(batch)
+
+
+def watched() -> Callable[[], object]:
+    """The loop's update in a process that holds both ends of a lifeline: of rank 0 and of rank 1."""
+    store = torch.distributed.HashStore()
+    places = [ProcessInfo("single", rank, 2) for rank in (0, 1)]
+    ends = [Lifeline(place, "127.0.0.1", store, 10.0, 100.0, lambda news: None) for place in places]
+    if ends[0].wait_for_all(10.0):
+        raise RuntimeError("the two ends of the lifeline do not meet")
+    loop, batch = _watched_loop(recorded=True)
+
+    def step() -> list[Lifeline]:
+        loop.update(batch)
+        return ends
+
+    return step
+
+
+def watching_gate() -> dict[str, tuple[float, float]]:
+    """Maximum difference of the weights after two steps: none."""
+    weights = []
+    for recorded in (False, True):
+        loop, batch = _watched_loop(recorded)
+        loop.update(batch)
+        loop.update(batch)
+        weights.append(torch.cat([p.detach().flatten() for p in loop.trainees[0].task.model.parameters()]))
+    return {"weights": ((weights[0] - weights[1]).abs().max().item(), 0.0)}

@@ -31,8 +31,8 @@ from diff_dalle.checkpoints.checkpoint import Identity
 from diff_dalle.checkpoints.content import numbered
 from diff_dalle.checkpoints.run_folder import open_run
 from diff_dalle.distributed.launch import DistributedConfig, launch, run_script
-from diff_dalle.distributed.parallel import build_shared, is_sharded, local
-from diff_dalle.distributed.sharding import ShardingConfig, build_sharded
+from diff_dalle.distributed.parallel import build_sharded, build_shared, is_sharded, local
+from diff_dalle.distributed.sharding_config import ShardingConfig
 from diff_dalle.distributed.world import ALONE, SINGLE, World
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.config import InputError

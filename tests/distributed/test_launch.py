@@ -15,7 +15,7 @@ from forking import ends, run_ranks, start_ranks
 from marks import slow
 from ranks import run_ranks_of
 
-from diff_dalle.config import InputError, quantity
+from diff_dalle.config import InputError
 from diff_dalle.distributed.devices import pick_device
 from diff_dalle.distributed.launch import DistributedConfig, _report, detect, launch, run_script
 from diff_dalle.distributed.world import ProcessInfo, Vote, World
@@ -104,14 +104,6 @@ def test_one_gpu_per_process_or_an_error(monkeypatch):
         DistributedConfig(device="cuda:x")
 
 
-def test_quantity():
-    assert [quantity(1, "process"), quantity(2, "process"), quantity(1200, "sample")] == [
-        "1 process",
-        "2 processes",
-        "1,200 samples",
-    ]
-
-
 def test_a_bug_prints_its_traceback_without_secrets(capsys):
     def main():
         raise KeyError("https://user:password@host/a.tar?signature=abc")
@@ -190,19 +182,6 @@ def test_two_processes_of_torchrun_agree(tmp_path):
 
 def test_two_processes_of_srun_agree():
     assert run_ranks_of(2, PREAMBLE + AGREE + "agree(world)").count("fine") == 1
-
-
-def test_replicas_have_the_mean_of_all_gradients():
-    run_ranks_of(
-        2,
-        """
-        from diff_dalle.distributed.parallel import Replicas
-        layer = torch.nn.Linear(1, 1, bias=False)
-        replicas = Replicas(layer, layer.parameters(), world)
-        replicas(torch.tensor([[1.0 + world.rank]]), sync=True).sum().backward()
-        assert layer.weight.grad.item() == 1.5
-        """,
-    )
 
 
 def test_a_rank_without_its_device_is_named(tmp_path):

@@ -6,7 +6,8 @@ import contextlib
 import importlib.util
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from file_server import FileServer, serving, unused_port
@@ -31,58 +32,12 @@ def _begin(place: Place, job: Job) -> None:
     job.wait_until(lambda: place.logged_step() >= SAVED_EVERY, f"step {SAVED_EVERY}")
 
 
-def _survives(place: Place, server: FileServer | S3Server, faults: Mapping[str, int], **options: Any) -> str:
-    """The run goes on although the server of ``place.data_dir`` has these faults from the middle of it on."""
-    job = place.start(SLOW, **options, **_flags(place))
-    _begin(place, job)
-    vars(server).update(faults)
-    job.wait(LIMIT).succeeded()
-    require(all(getattr(server, name) < count for name, count in faults.items()), "no request met the fault")
-    return f"went on, {place.equal()}"
-
-
 @contextlib.contextmanager
 def _over_http(place: Place) -> Iterator[FileServer]:
     with serving() as server:
         server.files = {f"/{path.name}": path.read_bytes() for path in sorted(place.shards.glob("*.tar"))}
         place.data_dir = ",".join(map(server.url, server.files))
         yield server
-
-
-def _survives_http(place: Place, **faults: int) -> str:
-    with _over_http(place) as server:
-        return _survives(place, server, faults)
-
-
-@GROUP.fault("HTTP: 503, ten in a row", "goes on, nothing lost", every_kind=False)
-def http_busy(place: Place) -> str:
-    return _survives_http(place, busy=10)
-
-
-@GROUP.fault("HTTP: bodies cut off, six in a row", "goes on, nothing lost", every_kind=False)
-def http_cut(place: Place) -> str:
-    return _survives_http(place, cut=6)
-
-
-@GROUP.fault("HTTP: a body stalls", "goes on after the time-out", quick_kinds=0, every_kind=False)
-def http_stalls(place: Place) -> str:
-    return _survives_http(place, stall=1)
-
-
-@GROUP.fault("HTTP: another object under the same name", "saves and ends naming it, never other data", every_kind=False)
-def http_changed(place: Place) -> str:
-    with _over_http(place) as server:
-        job = place.start(SLOW, **_flags(place))
-        _begin(place, job)
-        server.files = {name: reordered(data) for name, data in server.files.items()}
-        return _ended_for_change(place, job.wait(LIMIT))
-
-
-def _ended_for_change(place: Place, outcome) -> str:
-    place.refused(outcome, ".tar")
-    step = place.saved_all()
-    require(step < STEPS, "it did not stop")
-    return f"status 2, the shard named, saved at {step}"
 
 
 @contextlib.contextmanager
@@ -92,22 +47,51 @@ def _over_s3(place: Place) -> Iterator[S3Server]:
         yield server
 
 
-def _survives_s3(place: Place, **faults: int) -> str:
-    with _over_s3(place) as server:
-        return _survives(place, server, faults, env=server.env)
+Over = Callable[[Place], contextlib.AbstractContextManager[Any]]
+SERVERS: dict[str, Over] = {"HTTP": _over_http, "S3": _over_s3}
+GOES_ON = "goes on, nothing lost"
 
 
-@GROUP.fault("S3: 503, ten in a row", "goes on, nothing lost", every_kind=False)
-def s3_busy(place: Place) -> str:
-    return _survives_s3(place, busy=10)
+def _survives(place: Place, over: Over, faults: Mapping[str, int]) -> str:
+    """The run goes on although the server has these faults from the middle of it on."""
+    with over(place) as server:
+        job = place.start(SLOW, env=getattr(server, "env", None), **_flags(place))
+        _begin(place, job)
+        for name, count in faults.items():
+            setattr(server, name, count)
+        job.wait(LIMIT).succeeded()
+        require(all(getattr(server, name) < count for name, count in faults.items()), "no request met the fault")
+        return f"went on, {place.equal()}"
 
 
-@GROUP.fault("S3: bodies cut off, six in a row", "goes on, nothing lost", every_kind=False)
-def s3_cut(place: Place) -> str:
-    return _survives_s3(place, cut=6)
+def _changed(place: Place, over: Over) -> str:
+    with over(place) as server:
+        job = place.start(SLOW, env=getattr(server, "env", None), **_flags(place))
+        _begin(place, job)
+        for path in place.shards.glob("*.tar"):
+            server.put(path.name, reordered(path.read_bytes()))
+        outcome = job.wait(LIMIT)
+        place.refused(outcome, ".tar")
+        step = place.saved_all()
+        require(step < STEPS, "it did not stop")
+        return f"status 2, the shard named, saved at {step}"
 
 
-@GROUP.fault(f"S3: away for {AWAY:.0f} s", "goes on, nothing lost", every_kind=False)
+for _name, _over in SERVERS.items():
+    for _what, _faults in (("503, ten in a row", {"busy": 10}), ("bodies cut off, six in a row", {"cut": 6})):
+        GROUP.fault(f"{_name}: {_what}", GOES_ON, every_kind=False)(partial(_survives, over=_over, faults=_faults))
+    _promised = "saves and ends naming it, never other data"
+    GROUP.fault(f"{_name}: another object under the same name", _promised, every_kind=False)(
+        partial(_changed, over=_over)
+    )
+
+
+@GROUP.fault("HTTP: a body stalls", "goes on after the time-out", quick_kinds=0, every_kind=False)
+def http_stalls(place: Place) -> str:
+    return _survives(place, _over_http, {"stall": 1})
+
+
+@GROUP.fault(f"S3: away for {AWAY:.0f} s", GOES_ON, every_kind=False)
 def s3_away(place: Place) -> str:
     with _over_s3(place) as server:
         job = place.start(SLOW, env=server.env, **_flags(place))
@@ -117,16 +101,6 @@ def s3_away(place: Place) -> str:
         server.start()
         job.wait(LIMIT).succeeded()
         return f"went on, {place.equal()}"
-
-
-@GROUP.fault("S3: another object under the same name", "saves and ends naming it, never other data", every_kind=False)
-def s3_changed(place: Place) -> str:
-    with _over_s3(place) as server:
-        job = place.start(SLOW, env=server.env, **_flags(place))
-        _begin(place, job)
-        for path in place.shards.glob("*.tar"):
-            server.put(path.name, reordered(path.read_bytes()))
-        return _ended_for_change(place, job.wait(LIMIT))
 
 
 @GROUP.fault("a hub that a saver uses is away", "goes on, nothing lost, says so", quick_kinds=0, every_kind=False)

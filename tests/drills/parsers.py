@@ -43,9 +43,8 @@ from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.text.vocabulary import OWN_HEADER, read_vocabulary
 
 from . import weight_files
-from .cases import Make, from_file, json_cases, mixed
 from .contract import Skipped
-from .mutations import as_json, damaged, distorted
+from .mutations import Make, as_json, damaged, distorted, from_file, json_cases, mixed
 
 SIDE, WIDTH, MAX_PIXELS = 24, 8, 1 << 20
 

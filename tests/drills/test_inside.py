@@ -1,21 +1,12 @@
 """Injections: at the planned pass of a point, on the planned rank, and nowhere else."""
 
-import json
-import math
-import os
-from types import SimpleNamespace
-
 import pytest
 import torch
-from forking import ends, start
 
 from diff_dalle import storage
 from diff_dalle.batch import Batch, Conditioning
-from diff_dalle.data.loader import Loader
 from drills import inside
-from drills.inside import ACTIONS, POINTS, Injection, install, planned
-from drills.poison import POISONS
-from drills.processes import environment
+from drills.inside import ACTIONS, POINTS, Injection, install
 
 
 @pytest.fixture
@@ -62,19 +53,6 @@ def test_a_write_is_counted_over_all_files(monkeypatch, tmp_path):
     assert len(seen) == 4 and (tmp_path / "b").read_bytes() == b"12"
 
 
-def test_the_wrapper_runs_the_script_as_it_is_and_with_a_fault(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, sys\nprint(__name__, sys.argv[1:])\nos.replace(sys.argv[1], sys.argv[1])\nprint('end')"
-    )
-    command = ["-m", "drills.inside", str(script), str(script), "--b"]
-    plain, killed = ends(
-        [start(command, environment()), start(command, environment(**planned(Injection("rename", 1, "kill"))))]
-    )
-    assert plain[0] == 0 and plain[1].startswith("__main__ ['") and plain[1].endswith("end\n")
-    assert killed[0] == -9 and "end" not in killed[1]
-
-
 @pytest.mark.parametrize("action", ["truncate", "rewrite", "delete", "fifo", "folder"])
 def test_shards_are_changed(tmp_path, action):
     data = bytes(range(256)) * 8
@@ -95,32 +73,6 @@ def test_the_clock_goes_back(monkeypatch):
     assert now - 1001 < inside.time.time() < now - 900
 
 
-def test_the_disk_of_a_folder_fills_up(tmp_path, monkeypatch):
-    """With a limit of the file's size in place of a full disk."""
-    code = f"from drills.inside import ACTIONS\nACTIONS['fill']({str(tmp_path)!r})"
-    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (70_001, 70_001))\n{code}"
-    assert start(["-c", limited], environment()).wait(120) == 0
-    assert (tmp_path / ".filler").stat().st_size == 70_001
-
-
-def test_a_process_writes_its_number_under_its_rank(tmp_path, monkeypatch):
-    ACTIONS["pid"](str(tmp_path))
-    assert (tmp_path / "0").read_text() == str(os.getpid())
-
-
 def batch(value=0.5):
     images = torch.full((2, 3, 4, 4), value)
     return Batch(images, Conditioning(), torch.arange(2))
-
-
-def test_one_image_of_one_batch_is_poisoned(monkeypatch):
-    monkeypatch.setattr(Loader, "batches", lambda self, position: (batch() for _ in range(4)))
-    POISONS["images"](range(2, 3), math.inf)
-    counts = [int(each.images.isinf().sum()) for each in Loader.batches(SimpleNamespace(), 0)]
-    assert counts == [0, 1, 0, 0]
-
-
-def test_a_plan_survives_the_environment():
-    plan = (Injection("step", 2, "kill"), Injection("loss", 1, "nan", "3", 1))
-    (text,) = planned(*plan).values()
-    assert tuple(Injection(**each) for each in json.loads(text)) == plan

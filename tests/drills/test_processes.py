@@ -9,7 +9,7 @@ import pytest
 
 from drills import processes
 from drills.contract import Deviation
-from drills.processes import Job, Outcome, environment, is_running, survivors
+from drills.processes import Job, environment, is_running, survivors
 
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="needs /proc")
 SLEEP = "import time; time.sleep(60)"
@@ -67,14 +67,3 @@ def test_running_stopped_and_ended_processes(tmp_path):
     assert is_running(job.process.pid)
     job.end()
     assert not is_running(job.process.pid)
-
-
-def test_launchers_variables_are_not_passed_on(monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", "1")
-    monkeypatch.setenv("RANK", "1")
-    assert not {"SLURM_PROCID", "RANK"} & environment().keys()
-    assert environment(RANK="2")["RANK"] == "2"
-
-
-def test_the_tail_is_one_line():
-    assert Outcome(1, "a\n\nb\n", 0.0).tail() == "a ⏎ b"

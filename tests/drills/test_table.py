@@ -10,7 +10,7 @@ from script_running import ROOT
 
 from diff_dalle.config import InputError
 from drills import table as drill_table
-from drills.contract import Deviation, Fault, Skipped, require
+from drills.contract import Fault, Skipped, require
 from drills.place import KINDS, Place
 from drills.table import GROUPS, DrillConfig, Row, cells, drill, table, write_table
 
@@ -127,7 +127,3 @@ def test_all_cells_are_drilled(monkeypatch, tmp_path):
     )
     rows = drill_table.run_drill(DrillConfig(jobs=1))
     assert [(row.kind, row.result) for row in rows] == [("generator", "PASS"), ("upsampler", "FAIL")]
-
-
-def test_a_deviation_is_no_input_error():
-    assert not issubclass(Deviation, InputError)  # a run's own error must not pass for one

@@ -21,8 +21,7 @@ from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.safetensors import CHECKSUM, METADATA, write_weights_file
 from diff_dalle.sampling.lora import Loras
 
-from .cases import Case, from_file, mixed
-from .mutations import as_json, damaged, distorted
+from .mutations import Case, as_json, damaged, distorted, from_file, mixed
 
 
 def as_weights(path: str) -> bytes:

@@ -13,7 +13,7 @@ from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluation.generated import GeneratedMetrics
 from diff_dalle.evaluation.generated_config import GeneratedMetricsConfig
 from diff_dalle.evaluation.metrics import frechet_distance, inception_score
-from diff_dalle.evaluation.perceptual import LEAST_SIZES, URLS
+from diff_dalle.evaluation.pretrained import LEAST_SIZES, URLS
 
 
 def broken():

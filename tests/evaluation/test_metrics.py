@@ -25,19 +25,6 @@ def normal(seed: int, n: int, d: int = D) -> torch.Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def with_moments(seed: int, n: int, mean: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
-    """Features whose sample mean and sample covariance are exactly these."""
-    white = normal(seed, n, len(mean))
-    white = white - white.mean(0)
-    white = white @ torch.linalg.inv(torch.linalg.cholesky(white.T @ white / (n - 1))).T
-    return white @ torch.linalg.cholesky(covariance).T + mean
-
-
-def covariance(seed: int) -> torch.Tensor:
-    a = normal(seed, D)
-    return a @ a.T + torch.eye(D)
-
-
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_returns_plain_finite_numbers(name):
     """The battery over METRICS: floats by name, also from float32 features and unequal N."""
@@ -61,65 +48,10 @@ def test_every_metric_ignores_the_order_of_images(name):
     assert shuffled == pytest.approx(METRICS[name](real, fake), rel=1e-9, abs=1e-12)
 
 
-def test_frechet_distance_of_a_set_to_itself_is_zero():
-    assert frechet_distance(normal(0, 50), normal(0, 50))["frechet_distance"] < 1e-10
-
-
-def test_frechet_distance_matches_the_closed_form_for_diagonal_covariances():
-    """|µ₁ − µ₂|² + Σ (√a − √b)², which needs no matrix root."""
-    a, b = torch.rand(D, dtype=torch.float64) + 0.1, torch.rand(D, dtype=torch.float64) * 3
-    means = normal(3, 2)
-    found = frechet_distance(with_moments(1, 60, means[0], a.diag()), with_moments(2, 80, means[1], b.diag()))
-    expected = (means[0] - means[1]).square().sum() + (a.sqrt() - b.sqrt()).square().sum()
-    assert found["frechet_distance"] == pytest.approx(float(expected), rel=1e-9)
-
-
-def test_frechet_distance_matches_the_eigenvalues_of_the_product():
-    """For covariances that do not commute: tr (Σ₁Σ₂)^½ from numpy's eigenvalues of the plain product."""
-    first, second = covariance(4), covariance(5)
-    found = frechet_distance(
-        with_moments(1, 60, torch.zeros(D).double(), first), with_moments(2, 60, torch.ones(D).double(), second)
-    )
-    cross = np.sqrt(np.linalg.eigvals((first @ second).numpy()).real).sum()
-    expected = D + float(first.trace() + second.trace()) - 2 * cross
-    assert found["frechet_distance"] == pytest.approx(expected, rel=1e-9)
-
-
 def test_frechet_distance_survives_singular_covariances():
     """Fewer images than dimensions: finite, and the shift of the mean is still in it."""
     real = normal(0, 8, 32)
     assert frechet_distance(real, real + 1)["frechet_distance"] == pytest.approx(32, rel=1e-6)
-
-
-def test_kernel_distance_matches_three_plain_loops():
-    """The unbiased estimate, pair by pair."""
-    real, fake = normal(0, 13), normal(1, 11) * 1.5 + 0.2
-
-    def kernel(x, y):
-        return (float(x @ y) / D + 1) ** 3
-
-    def own(z):
-        return np.mean([kernel(z[i], z[j]) for i in range(len(z)) for j in range(len(z)) if i != j])
-
-    expected = own(real) + own(fake) - 2 * np.mean([kernel(x, y) for x in real for y in fake])
-    assert kernel_distance(real, fake)["kernel_distance"] == pytest.approx(expected, rel=1e-9)
-
-
-def test_kernel_distance_of_one_distribution_is_zero_on_average():
-    """Over 60 pairs of sets the mean is within four standard errors of 0; a shifted set is far from it."""
-    values = np.array([kernel_distance(normal(2 * k, 80), normal(2 * k + 1, 80))["kernel_distance"] for k in range(60)])
-    assert abs(values.mean()) < 4 * values.std(ddof=1) / math.sqrt(60)
-    assert (values < 0).any()
-    assert kernel_distance(normal(0, 80), normal(1, 80) + 1)["kernel_distance"] > 5 * values.std()
-
-
-def test_precision_and_recall_at_their_extremes():
-    """One set: both 1. Far apart: both 0. A generator stuck in one of two modes: precision 1, recall about half."""
-    real = torch.cat([normal(0, 100), normal(1, 100) + 50])
-    assert precision_recall(real, real) == {"precision": 1.0, "recall": 1.0}
-    assert precision_recall(real, real + 1000) == {"precision": 0.0, "recall": 0.0}
-    stuck = precision_recall(real, real[:100])
-    assert stuck["precision"] == 1.0 and 0.5 <= stuck["recall"] < 0.55
 
 
 def test_repeated_images_lie_inside_their_own_manifold():
@@ -157,25 +89,6 @@ def test_density_and_coverage_match_plain_numpy(k):
     assert 0 < expected["coverage"] < 1
 
 
-def test_density_and_coverage_of_equal_distributions_are_their_expectations():
-    """Density 1; coverage 1 - (N-1)…(N-k) / (M+N-1)…(M+N-k) (Naeem et al. 2020, equation 8)."""
-    found = [density_coverage(normal(2 * i, 60), normal(2 * i + 1, 60)) for i in range(40)]
-    coverage = 1 - math.prod((60 - i) / (120 - i) for i in range(1, 6))
-    assert np.mean([each["coverage"] for each in found]) == pytest.approx(coverage, abs=0.01)
-    assert np.mean([each["density"] for each in found]) == pytest.approx(1, abs=0.03)
-
-
-def test_density_and_coverage_at_their_extremes():
-    """Far apart: both 0. A generator stuck in one of two modes: density 1, coverage half. An outlier among the real
-    images, whose ball holds what lies between, changes precision but hardly density."""
-    real = torch.cat([normal(0, 100), normal(1, 100) + 50])
-    assert density_coverage(real, real + 1000) == {"density": 0.0, "coverage": 0.0}
-    stuck = density_coverage(real, normal(2, 400))
-    assert 0.8 < stuck["density"] < 1.2 and 0.48 < stuck["coverage"] <= 0.5
-    astray = density_coverage(torch.cat([normal(0, 100), normal(1, 1) + 50]), normal(2, 100) + 10)
-    assert astray["density"] <= 1 / 5 and precision_recall(real, normal(2, 100) + 10)["precision"] < 1
-
-
 # -------------------------------------------------------------------------------------------------- subsets and classes
 
 
@@ -192,22 +105,12 @@ def test_a_kernel_distance_of_subsets_is_that_of_all_on_average():
         kernel_distance_of_subsets(real, fake, 1, 51)
 
 
-def test_inception_score_of_known_probabilities():
-    """Certain of one class each, evenly: the number of classes. The same for every image: 1. In between: exp of the
-    mutual information."""
-    certain = torch.eye(4).repeat(5, 1) * 1000
-    assert inception_score(certain, 1) == (pytest.approx(4), 0.0)
-    assert inception_score(torch.ones(9, 4), 3) == (pytest.approx(1), pytest.approx(0, abs=1e-12))
-    p = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]], dtype=torch.float64)
-    expected = math.exp(float((p * (p / p.mean(0)).log()).sum(1).mean()))
-    assert inception_score(p.log().repeat(8, 1), 1)[0] == pytest.approx(expected, rel=1e-9)
+def test_inception_score_of_few_images():
+    """Of fewer than splits, each image is a part, of score 1, as in torchmetrics."""
+    assert inception_score(torch.eye(4) * 1000, 1) == (pytest.approx(4), 0.0)  # the number of classes
+    assert inception_score(normal(0, 2), 10) == (pytest.approx(1), pytest.approx(0))
     with pytest.raises(InputError, match=r"not \[1, 4\]"):
         inception_score(torch.ones(1, 4))
-
-
-def test_inception_score_of_fewer_images_than_splits():
-    """Each image is a part, of score 1, as in torchmetrics."""
-    assert inception_score(normal(0, 2), 10) == (pytest.approx(1), pytest.approx(0))
 
 
 # -------------------------------------------------------------------------------------------------------- torchmetrics

@@ -15,9 +15,8 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.evaluation.nearest import most_similar
 from diff_dalle.evaluators import context
-from diff_dalle.evaluators.copies import copies
+from diff_dalle.evaluators.copies import copies, most_similar
 
 KNOWN, HELD_OUT = 24, 20
 

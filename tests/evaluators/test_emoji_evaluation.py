@@ -14,9 +14,12 @@ from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.evaluators.context import Context
+from diff_dalle.evaluators.emoji import Share, name_share, read_tones, skin_palette, tone_share
+from diff_dalle.randomness import permutation
 from diff_dalle.sampling.classifier import Classifier
 from diff_dalle.worlds.emoji.font import square_of
-from diff_dalle.worlds.emoji.world import EmojiConfig, read_emoji, write_emoji
+from diff_dalle.worlds.emoji.names import TONES, Emoji
+from diff_dalle.worlds.emoji.world import EmojiConfig, EmojiWorld, read_emoji
 
 NOISE = {"text_length": 24, "diffusion_steps": 8, "noise_schedule": "cosine"}
 
@@ -25,7 +28,7 @@ NOISE = {"text_length": 24, "diffusion_steps": 8, "noise_schedule": "cosine"}
 def flags(tmp_path, monkeypatch):
     """A world of 20 pixels, and models of 16."""
     use_painter(monkeypatch, people(20))
-    write_emoji(EmojiConfig(image_size=20, held_out=0.1, held_out_combinations=0.1), "", str(tmp_path / "world"))
+    EmojiWorld(EmojiConfig(image_size=20, held_out=0.1, held_out_combinations=0.1)).write(str(tmp_path / "world"))
     make_stage(tmp_path / "base.pt", image_size=16, sample_interval=0, **NOISE)
     make_classifier_file(tmp_path, **NOISE)  # best.pt
     values = {"model_path": "base.pt", "classifier_path": "best.pt", "emoji_dir": "world", "report_dir": "report"}
@@ -96,3 +99,44 @@ def test_the_world_needs_a_classifier_and_no_other_captions(tmp_path):
         parse(EvaluateRun, ["--model_path", "base.pt", "--emoji_dir", str(tmp_path)])
     with pytest.raises(InputError, match="set either --shapes_dir or --data_dir, or --emoji_dir"):
         parse(EvaluateRun, ["--model_path", "base.pt", "--emoji_dir", str(tmp_path), "--shapes_dir", str(tmp_path)])
+
+
+# ------------------------------------------------------------------------------------------------------------- scores
+
+
+def painted(tones: list[str]) -> np.ndarray:
+    """Skin in 4 of 64 pixels, on a ground of one color for all."""
+    pictures = np.full((len(tones), 8, 8, 3), (40, 90, 200), dtype=np.uint8)
+    for picture, tone in zip(pictures, tones, strict=True):
+        picture[2:4, 2:4] = 200 - 35 * TONES.index(tone)
+    return pictures
+
+
+def test_skin_tones_are_read_by_the_palette_of_the_training_pictures():
+    tones = [tone for tone in TONES for _ in range(3)]
+    palette = skin_palette(painted(tones), tones)
+    np.testing.assert_allclose(palette, [[200 - 35 * i] * 3 for i in range(5)])
+    assert read_tones(painted(tones), palette).tolist() == [TONES.index(tone) for tone in tones]
+    assert read_tones(np.full((1, 8, 8, 3), (40, 90, 200), np.uint8), palette).tolist() == [-1]
+
+
+def test_tones_are_judged_where_the_true_picture_shows_them():
+    palette = skin_palette(painted(list(TONES)), list(TONES))
+    emoji = [
+        Emoji(str(i), str(i), "", str(i), tones) for i, tones in enumerate([("dark",), ("light",), ("medium",), ()])
+    ]
+    true = painted(["dark", "light", "dark", "dark"])  # of the third, something else
+    assert tone_share(emoji, painted(["dark", "dark", "medium", "dark"]), true, palette) == Share(1, 2)
+
+
+def test_a_name_is_found_among_as_many_others():
+    """By similarity; features that are all alike find none."""
+    features = np.eye(8, dtype=np.float32)
+    assert name_share(features, features, 8) == Share(8, 8)
+    assert name_share(np.roll(features, 1, 0), features, 8) == Share(0, 8)
+    assert name_share(np.ones_like(features), features, 2) == Share(0, 8)
+    wrong = features.copy()
+    wrong[0], wrong[1] = features[0] + 2 * features[5], features[1] + 2 * features[5]
+    right = [name_share(wrong, features, count).right for count in range(2, 9)]
+    places = [[n for n in permutation(i, "emoji candidates", 8) if n != i].index(5) for i in (0, 1)]
+    assert right == [8 - sum(place < count - 1 for place in places) for count in range(2, 9)] and right[0] > right[-1]

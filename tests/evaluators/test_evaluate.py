@@ -24,7 +24,7 @@ from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.evaluation.metrics import METRICS, inception_score
-from diff_dalle.evaluation.perceptual import Lpips
+from diff_dalle.evaluation.pretrained import Lpips
 from diff_dalle.evaluators.context import renders_of
 from diff_dalle.evaluators.editing import VARIATIONS, object_mask, replacements
 from diff_dalle.images.signal import from_uint8
@@ -301,12 +301,7 @@ def test_metrics_of_any_network_are_asked_for_by_name(folder, data):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"metrics": "fdi"}, "did you mean fid"),
         ({"metrics": "fid", "evaluators": "retrieval"}, "metrics is for the evaluator feature_metrics: add it to"),
-        (
-            {"metrics": "fid", "classifier_path": None, "classifier_scale": None},
-            "--data_dir needs --classifier_path, --feature_network or --training_dir",
-        ),
         ({"metrics": "fid", "feature_network": "numpy"}, "must be inception or PACKAGE.MODULE:FUNCTION"),
         ({"metrics": "is"}, "metrics has is, which needs the classes of a network: set --feature_network to inception"),
         (
@@ -401,6 +396,33 @@ def test_variations_are_of_the_embeddings_and_as_the_checkpoint_says(folder, dec
     assert not np.array_equal(found.vary(embeddings)[-1], plain)
 
 
+def test_samples_are_compared_with_the_pictures_of_their_embeddings(folder, decoder, tmp_path, monkeypatch):
+    """Those of shards."""
+    compared = {**on_shards(folder, 12), "metrics": "fid,kid", "feature_network": f"{__name__}:mean_colors"}
+    found = Evaluation(decoder_run(folder, decoder, **compared, report_dir=tmp_path), ALONE)
+    pipeline, given = found.context.pipeline, []
+    sample = pipeline.sample_stages
+
+    def recorded(request, *arguments, **options):
+        given.append(request)
+        return sample(request, *arguments, **options)
+
+    monkeypatch.setattr(pipeline, "sample_stages", recorded)
+    found.run()
+    found.write()
+    scores = json.loads((tmp_path / "scores.json").read_text())["feature_metrics"]
+    assert scores["n"] == 12 and scores["generated"]["frechet_distance"] > 0
+    assert given[0].embeddings.shape == (12, 16) and "same embeddings" in (tmp_path / "report.md").read_text()
+
+
+def test_a_decoder_in_the_place_of_a_generator_and_the_reverse_are_refused(folder, decoder):
+    base = base_and_classifier(folder, model_path=decoder)
+    with pytest.raises(InputError, match="model_path is .*, which holds a decoder: give it with (--)?decoder_path"):
+        evaluation(folder, **base)
+    with pytest.raises(InputError, match="decoder_path is .*, which holds a generator: give it with (--)?model_path"):
+        Evaluation(decoder_run(folder, folder / "base.pt"), ALONE)
+
+
 def clip_of(run):
     return Evaluation(run, ALONE).context.clip
 
@@ -486,19 +508,15 @@ ONE, AS_IT_IS = "evaluate one of them at a time", "samples as its checkpoint say
 @pytest.mark.parametrize(
     ("kind", "flags", "words"),
     [
-        ("", {"prompts_per_task": 1}, "prompts_per_task is 1, but must be at least 2"),
         ("", {"guidance_prompts": 1}, "guidance_prompts is 1, but must be at least 2"),
         ("", {"guidance_prompts": -1}, "guidance_prompts is -1, but must be at least 0"),
-        ("", {"edits": 2}, "edits is 2, .* base generator"),
         ("", {"edits": 1, "model_path": "base.pt"}, "edits is 1"),
         ("", {"upsampler_paths": None, "model_path": "base.pt"}, "settings of upsamplers are given, but no upsamplers"),
         ("", {"guidance_scale": 1, "guidance_scale_end": 2}, "guidance_scale is 1, no guidance in evaluation"),
         ("", {"classifier_path": "c.pt"}, "--classifier_path is given, but it only scores and guides"),
-        ("", {"data_dir": "x"}, "either --shapes_dir or --data_dir"),
         ("", {"evaluators": "shapes"}, r"shapes needs a base generator \(--model_path\): set it, or remove shapes"),
         ("", {"evaluators": "similarity"}, r"\(--model_path\) and a noised CLIP \(.*\) and captioned shards"),
         ("", {"evaluators": "upsampling,editing", "model_path": "b.pt"}, r"editing needs a number .* \(--edits\)"),
-        ("", {"evaluators": "upsamplng"}, "did you mean upsampling"),
         ("", {"controlnet": "c.pt"}, r"control needs a base .* \(--model_path\): set it, or leave --controlnet out"),
         ("", {"controlnet": "c.pt", "model_path": "b.pt", "evaluators": "shapes"}, "add it to --evaluators"),
         ("base", {"metrics": "fid"}, "feature_metrics needs a noised CLIP or another network.*leave --metrics out"),
@@ -509,7 +527,10 @@ ONE, AS_IT_IS = "evaluate one of them at a time", "samples as its checkpoint say
         ),
         ("decoder", {"model_path": "base.pt"}, ONE),
         ("decoder", {"upsampler_paths": "up.pt"}, ONE),
-        ("decoder", SHARDS, "set --shapes_dir"),
+        ("decoder", {**SHARDS, "metrics": "fid"}, "set --shapes_dir, or --data_dir, --metrics and --feature_n"),
+        ("decoder", {**SHARDS, "feature_network": "a:b"}, "the report would be empty: set --metrics"),
+        ("decoder", {"classifier_path": "best.pt"}, "--classifier_path is given, .*: leave it out"),
+        ("decoder", {"evaluators": "guidance"}, "guidance needs a base generator"),
         ("decoder", {"steps": 3}, AS_IT_IS),
         ("decoder", {"thresholding": "dynamic"}, AS_IT_IS),
         ("latent", {"model_path": None, "upsampler_paths": "up.pt"}, "--stage_b needs stage C as --model_path"),

@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from diff_dalle.config import InputError
+from diff_dalle.evaluators import image_variations as module
 from diff_dalle.evaluators.image_variations import (
     ATTRIBUTES,
     TASKS,
     image_variations,
+    linear_probe,
     probe_scenes,
     probe_scores,
     variation_rows,
     variation_table,
 )
-from diff_dalle.images.grid import MARGIN
 from diff_dalle.worlds.shapes.prompts import shape_prompts
 from diff_dalle.worlds.shapes.render import render
 from diff_dalle.worlds.shapes.scenes import ShapesConfig, scene
@@ -66,21 +68,57 @@ def test_rows_score_variations_against_their_own_pictures():
 
 
 @pytest.mark.parametrize("unets", [1, 2])
-def test_the_grid_shows_pictures_above_their_variations(unets):
-    prompts = shape_prompts(12, 0, CONFIG, TASKS)
+def test_the_grid_shows_pictures_above_their_variations(unets, monkeypatch):
+    drawn, prompts = [], shape_prompts(12, 0, CONFIG, TASKS)
     pictures = np.arange(24, dtype=np.uint8)[:, None, None, None] * np.ones((24, 32, 32, 3), np.uint8)
     stages = [pictures[:, :16, :16] + 100, pictures + 200][-unets:]
     context = SimpleNamespace(shapes=CONFIG, shape_prompts=lambda tasks: prompts, vary=lambda embeddings: stages)
     context.pipeline, context.embed = SimpleNamespace(image_size=32), lambda images: torch.rand(len(images), 4)
+    monkeypatch.setattr(module, "image_grid", lambda cells, columns: drawn.append((cells, columns)))
     (section,) = image_variations(context).sections
-    (figure,) = section.figures
-    grid, step = np.asarray(figure.image), 96 + MARGIN  # images of 32 pixels are shown at 96
-    assert grid.shape[0] == MARGIN + (unets + 1) * step
-    chosen = [int(i) for i in np.linspace(0, 24, 10, endpoint=False)]
-    for row, added in enumerate((100, 200)[-unets:], 1):
-        corner = MARGIN + row * step + 48
-        assert [grid[corner, MARGIN + k * step + 48, 0] - added for k in range(10)] == chosen
-    np.testing.assert_array_equal(
-        grid[MARGIN : MARGIN + 96 : 3, MARGIN : MARGIN + 96 : 3], render(prompts[0].scene, 32)
-    )
+    ((cells, columns),) = drawn
+    chosen = np.linspace(0, 24, 10, endpoint=False).astype(int)
+    rows = [rendered([prompts[i].scene for i in chosen]), *(pictures[chosen] + added for added in (100, 200)[-unets:])]
+    assert np.array_equal(cells, np.concatenate(rows)) and columns == 10
     assert ("variations of the first U-Net" in section.text) == (unets == 2)
+
+
+# --------------------------------------------------------------------------------------------------- linear probes
+
+
+def features(n: int, seed: int) -> tuple[torch.Tensor, list[str]]:
+    """Two classes that differ in the sign of one small feature among large ones, one of which is constant."""
+    generator = torch.Generator().manual_seed(seed)
+    values = 100 * torch.randn(n, 5, generator=generator)
+    values[:, 1], values[:, 2] = 0.01 * values[:, 1].sign() * (1 + values[:, 1].abs() / 100), 7.0
+    return values, ["high" if value > 0 else "low" for value in values[:, 1]]
+
+
+def test_what_is_linear_is_read_whatever_its_scale():
+    known, labels = features(400, 0)
+    asked, truth = features(200, 1)
+    found = linear_probe(known, labels, asked)
+    assert sum(a == b for a, b in zip(found, truth, strict=True)) >= 196
+    assert found == linear_probe(known, labels, asked)
+
+
+def test_it_is_the_minimum_of_the_penalized_cross_entropy():
+    """Against plain gradient descent on the same loss."""
+    torch.manual_seed(0)
+    known, asked = torch.randn(60, 3, dtype=torch.float64), torch.randn(500, 3, dtype=torch.float64)
+    labels = ["abc"[int(i)] for i in (known[:, 0] > 0.3).long() + (known[:, 1] > 0).long()]
+    mean, std = known.mean(0), known.std(0, unbiased=False)
+    x, targets = (known - mean) / std, torch.tensor(["abc".index(label) for label in labels])
+    weight, bias = torch.zeros(3, 3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for _ in range(6_000):
+        error = (torch.softmax(x @ weight + bias, 1) - torch.eye(3, dtype=torch.float64)[targets]) / len(x)
+        weight, bias = weight - 0.5 * (x.T @ error + 2e-3 * weight), bias - 0.5 * error.sum(0)
+    plain = ((asked - mean) / std @ weight + bias).argmax(1)
+    found = linear_probe(known, labels, asked)
+    assert sum("abc"[i] == label for i, label in zip(plain.tolist(), found, strict=True)) >= 498
+
+
+def test_labels_must_be_as_many_as_features():
+    for labels in ([], ["a"] * 3):
+        with pytest.raises(InputError, match=f"a probe got {len(labels)} labels for 2 features"):
+            linear_probe(torch.zeros(2, 4), labels, torch.zeros(1, 4))

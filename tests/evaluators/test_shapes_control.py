@@ -1,5 +1,6 @@
-"""Scores of ControlNets in the shapes world, for networks that do what they are asked, or do not."""
+"""Scores of ControlNets and of editing in the shapes world, for networks that do what they are asked, or do not."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 
 from diff_dalle.config import InputError
 from diff_dalle.evaluators.control import control, edge_agreement
-from diff_dalle.evaluators.editing import replacements
+from diff_dalle.evaluators.editing import editing, replacements
 from diff_dalle.images.control_filters.table import ControlConfig
+from diff_dalle.images.signal import PixelSignal
 from diff_dalle.worlds.shapes.prompts import shape_prompts
 from diff_dalle.worlds.shapes.render import render
 from diff_dalle.worlds.shapes.scenes import ShapesConfig
@@ -82,3 +84,34 @@ def test_a_world_without_replacements_is_refused():
     world = ShapesConfig(shapes=("circle",), colors=("red",), held_out=(), pair_fraction=0.0)
     with pytest.raises(InputError, match="gives 0 replacements"):
         controlled(lambda texts, control: None, ControlConfig("inpaint").create(), world=world)
+
+
+# ------------------------------------------------------------------------------------------------------------- editing
+
+
+def copies(prompts, edit, *_):
+    """An editor that returns what it is given, in gray."""
+    gray = PixelSignal(1)
+    return gray.to_pixels(gray.from_pixels(np.stack(edit.images)))
+
+
+def edited(config=WORLD, channels=3):
+    stage = SimpleNamespace(signal=PixelSignal(channels), diffusion=SimpleNamespace(diffusion_steps=4))
+    pipeline = SimpleNamespace(stages=[stage], image_size=32)
+    context = SimpleNamespace(pipeline=pipeline, base=pipeline, shapes=config, default_guidance=None, edit=copies)
+    context.settings = SimpleNamespace(edits=4, seed=0)
+    return editing(context).scores["editing"]
+
+
+def test_originals_are_as_the_generator_sees_them():
+    """Gray for a grayscale generator, so that pixels it keeps count as kept."""
+    scores = edited(channels=1)
+    assert scores["inpainting"]["unmasked_identical"]
+    assert scores["variation"]["variation 0"] == 60
+    assert not edited()["inpainting"]["unmasked_identical"]
+
+
+def test_a_world_without_anything_to_replace_is_refused():
+    world = replace(WORLD, shapes=("circle",), held_out=(), pair_fraction=0.0)
+    with pytest.raises(InputError, match="0 replacements of an object by another, but 2 are required: .*edits"):
+        edited(world)

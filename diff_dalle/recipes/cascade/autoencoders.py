@@ -14,7 +14,7 @@ from ...data.loader import Loader
 from ...data.spec import ImageSpec, SampleSpec
 from ...distributed.parallel import build_shared
 from ...distributed.world import World
-from ...evaluation.perceptual import Lpips
+from ...evaluation.pretrained import Lpips
 from ...models.latent.discriminator import Discriminator
 from ...models.latent.semantic import SEMANTIC_SIZES, SemanticAutoencoder, SemanticConfig
 from ...models.latent.stage_a import STAGE_A_SIZES, StageA, StageAConfig

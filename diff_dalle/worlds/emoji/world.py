@@ -87,20 +87,12 @@ class EmojiWorld(RenderedWorld[EmojiConfig, Emoji]):
         return Shown(code_points, picture, item.name, dataclasses.asdict(item))
 
 
-read_emoji_config = EmojiWorld.read
-
-
-def write_emoji(config: EmojiConfig, font: str, out_dir: str) -> dict[str, dict[str, int]]:
-    """``EmojiWorld.write`` of the world with these settings: a folder for each of SPLITS."""
-    return EmojiWorld(config, font).write(out_dir)
-
-
 def read_emoji(out_dir: str, split: str) -> tuple[list[Emoji], np.ndarray]:
     """All emoji of a split in order, and their pictures: uint8 [N, H, W, 3].
 
-    Raises InputError for another folder, and for a sample that ``write_emoji`` did not write.
+    Raises InputError for another folder, and for a sample that ``EmojiWorld.write`` did not write.
     """
-    config: EmojiConfig = read_emoji_config(out_dir)
+    config: EmojiConfig = EmojiWorld.read(out_dir)
     size = config.image_size
     required = Required({IMAGE: "images", "json": "the parts of emoji"})
     found = collect([storage.join(out_dir, split)], required, ShardFiles())

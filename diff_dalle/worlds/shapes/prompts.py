@@ -62,34 +62,30 @@ TASKS = {
 }
 
 
-class _Deck:
-    """Assigns options to n prompts in random order, each equally often to within one."""
+def _scenes(config: ShapesConfig, name: str, n: int, seed: int) -> list[Scene]:
+    """Of the n prompts of a task."""
+    task, dice = TASKS[name], [Dice(seed, f"prompts {name}", i) for i in range(n)]
 
-    def __init__(self, seed: int, task: str, n: int):
-        self.seed, self.task, self.n = seed, task, n
+    def deal(purpose: str, options: Sequence) -> list:
+        """An option for each prompt, in random order, each equally often to within one."""
+        purpose = f"prompts {name} {purpose}"
+        first = permutation(seed, f"{purpose} first", len(options))
+        return [options[first[k % len(options)]] for k in permutation(seed, purpose, n)]
 
-    def deal(self, purpose: str, options: Sequence) -> list:
-        purpose = f"prompts {self.task} {purpose}"
-        first = permutation(self.seed, f"{purpose} first", len(options))
-        order = permutation(self.seed, purpose, self.n)
-        return [options[first[k % len(options)]] for k in order]
-
-
-def _scenes(config: ShapesConfig, task: Task, deck: _Deck, dice: list[Dice]) -> list[Scene]:
     if task.kind == "pair":
-        couples = deck.deal("pairs", pairs_of_pairs(config))
-        relations = deck.deal("relation", tuple(OPPOSITE))
+        couples = deal("pairs", pairs_of_pairs(config))
+        relations = deal("relation", tuple(OPPOSITE))
         return [
             place_pair(throw, config, couple, relation)
             for throw, couple, relation in zip(dice, couples, relations, strict=True)
         ]
-    pairs = deck.deal("pairs", held_out_pairs(config) if task.unseen == "pairs" else trained_pairs(config))
-    sizes = deck.deal("size", config.sizes)
+    pairs = deal("pairs", held_out_pairs(config) if task.unseen == "pairs" else trained_pairs(config))
+    sizes = deal("size", config.sizes)
     if task.kind == "count":
-        numbers = deck.deal("number", range(2, config.max_count + 1))
+        numbers = deal("number", range(2, config.max_count + 1))
         layouts = [throw.choose(LAYOUTS[number]) for throw, number in zip(dice, numbers, strict=True)]
     else:
-        layouts = [(position,) for position in deck.deal("position", config.positions)]
+        layouts = [(position,) for position in deal("position", config.positions)]
     scenes = []
     for throw, pair, size, layout in zip(dice, pairs, sizes, layouts, strict=True):
         objects = [place_object(throw, config, pair, size, position) for position in layout]
@@ -113,8 +109,7 @@ def shape_prompts(
         task = lookup(TASKS, name, "ShapeEval task")
         if (task.unseen == "pairs" and not config.held_out) or (task.kind == "pair" and not pairs_of_pairs(config)):
             continue
-        dice = [Dice(seed, f"prompts {name}", i) for i in range(n)]
-        for scene in _scenes(config, task, _Deck(seed, name, n), dice):
+        for scene in _scenes(config, name, n, seed):
             say = task.say & sayable(scene, config)
             phrasing = HELD_OUT_PHRASING if task.unseen == "phrasing" else PHRASINGS[phrasing_key(scene, say)][0]
             text = with_tokens(config, caption(scene, phrasing, say))

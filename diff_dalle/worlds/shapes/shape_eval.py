@@ -109,7 +109,7 @@ def judge(prompt: ShapePrompt, detected: Sequence[DetectedObject]) -> dict[str, 
     return {**judged, "correct": len(detected) == count and all(judged.values())}
 
 
-def degrade(images: np.ndarray, seed: int = 0) -> np.ndarray:
+def degrade(images: np.ndarray) -> np.ndarray:
     """Mild Gaussian blur and noise, like the errors of a good generator. [N, H, W, 3] uint8 → same."""
     sigma = BLUR * min(images.shape[1:3]) / 32
     reach = max(1, round(3 * sigma))
@@ -118,7 +118,7 @@ def degrade(images: np.ndarray, seed: int = 0) -> np.ndarray:
     values = torch.from_numpy(images).permute(0, 3, 1, 2).float()
     padded = F.pad(values, (reach,) * 4, mode="replicate").flatten(0, 1)[:, None]
     blurred = F.conv2d(F.conv2d(padded, kernel[None, None, :, None]), kernel[None, None, None, :]).view_as(values)
-    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed))
+    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
     return (blurred + NOISE * noise).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
 
 

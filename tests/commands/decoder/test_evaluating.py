@@ -16,8 +16,7 @@ from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
-from diff_dalle.evaluation.inception import URL
-from diff_dalle.evaluation.perceptual import URLS
+from diff_dalle.evaluation.pretrained import URL, URLS
 from diff_dalle.recipes.decoder import open_decoder
 from diff_dalle.recipes.decoders.evaluating import compared
 from diff_dalle.recipes.train import train_recipe

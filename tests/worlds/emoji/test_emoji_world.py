@@ -1,4 +1,4 @@
-"""The emoji world: names and parts from code points, what is held out, shards, and scores of samples."""
+"""The emoji world: names and parts from code points, what is held out, and shards."""
 
 import json
 import re
@@ -11,7 +11,6 @@ from emoji_making import Painter, people, use_painter
 from diff_dalle.config import InputError
 from diff_dalle.worlds.emoji import font, names, world
 from diff_dalle.worlds.emoji.names import ADULT, TONES, WHO, Emoji
-from diff_dalle.worlds.emoji.scores import Share, name_share, read_tones, skin_palette, tone_share
 from diff_dalle.worlds.emoji.world import EmojiConfig, split_emoji
 
 #: As the package names them, by code points.
@@ -129,12 +128,12 @@ def test_impossible_settings_are_refused(wrong):
 def folder(tmp_path, monkeypatch):
     use_painter(monkeypatch, people(20) + described())
     config = EmojiConfig(image_size=16, held_out_combinations=0.2, samples_per_shard=100)
-    return config, tmp_path / "emoji", world.write_emoji(config, "font", str(tmp_path / "emoji"))
+    return config, tmp_path / "emoji", world.EmojiWorld(config, "font").write(str(tmp_path / "emoji"))
 
 
 def test_shards_hold_what_they_are_read_as(folder):
     config, path, report = folder
-    assert world.read_emoji_config(str(path)) == config
+    assert world.EmojiWorld.read(str(path)) == config
     expected = split_emoji(config, [each for each, _ in Painter().distinct(people(20) + described())])
     for split, members in expected.items():
         emoji, pictures = world.read_emoji(str(path), split)
@@ -150,10 +149,10 @@ def test_shards_hold_what_they_are_read_as(folder):
 def test_an_unfinished_folder_is_continued_and_another_refused(folder):
     config, path, report = folder
     (path / "names" / "emoji-names-00000.tar").unlink()
-    assert world.write_emoji(config, "font", str(path)) == report
+    assert world.EmojiWorld(config, "font").write(str(path)) == report
     assert (path / "names" / "emoji-names-00000.tar").exists()
     with pytest.raises(InputError, match="contains an emoji world with different settings"):
-        world.write_emoji(EmojiConfig(image_size=20), "font", str(path))
+        world.EmojiWorld(EmojiConfig(image_size=20), "font").write(str(path))
     with pytest.raises(InputError, match=r"is not an emoji world: emoji\.json is missing"):
         world.read_emoji(str(path / "train"), "names")
 
@@ -162,15 +161,15 @@ def test_a_folder_goes_on_with_its_own_font_and_names_only(folder, monkeypatch):
     config, path, report = folder
     (path / "names" / "emoji-names-00000.tar").unlink()
     with pytest.raises(InputError, match="made with the font font, which is other now: go on with that, or choose"):
-        world.write_emoji(config, "other", str(path))
+        world.EmojiWorld(config, "other").write(str(path))
     monkeypatch.setattr(world, "names_version", lambda: "2.1")
     with pytest.raises(InputError, match=r"made with the package emoji 2\.0, which is 2\.1 now"):
-        world.write_emoji(config, "font", str(path))
+        world.EmojiWorld(config, "font").write(str(path))
     record = path / world.EmojiWorld.record()
     tree = json.loads(record.read_text())
     del tree["made_with"]  # of an earlier version
     record.write_text(json.dumps(tree))
-    assert world.write_emoji(config, "other", str(path)) == report and world.read_emoji_config(str(path)) == config
+    assert world.EmojiWorld(config, "other").write(str(path)) == report and world.EmojiWorld.read(str(path)) == config
 
 
 def test_equal_pictures_are_taken_once():
@@ -206,43 +205,3 @@ def test_the_font_of_this_machine():
     assert renderer.draw("\U0001f680\U0001f680") is None  # two pictures
     assert renderer.draw("\ue000") is None  # not in the font
     assert len(everything) > 3500 and sum(len(each.tones) == 1 for each in everything) > 1400
-
-
-# ------------------------------------------------------------------------------------------------------------- scores
-
-
-def painted(tones: list[str]) -> np.ndarray:
-    """Skin in 4 of 64 pixels, on a ground of one color for all."""
-    pictures = np.full((len(tones), 8, 8, 3), (40, 90, 200), dtype=np.uint8)
-    for picture, tone in zip(pictures, tones, strict=True):
-        picture[2:4, 2:4] = 200 - 35 * TONES.index(tone)
-    return pictures
-
-
-def test_skin_tones_are_read_by_the_palette_of_the_training_pictures():
-    tones = [tone for tone in TONES for _ in range(3)]
-    palette = skin_palette(painted(tones), tones)
-    np.testing.assert_allclose(palette, [[200 - 35 * i] * 3 for i in range(5)])
-    assert read_tones(painted(tones), palette).tolist() == [TONES.index(tone) for tone in tones]
-    assert read_tones(np.full((1, 8, 8, 3), (40, 90, 200), np.uint8), palette).tolist() == [-1]
-
-
-def test_tones_are_judged_where_the_true_picture_shows_them():
-    palette = skin_palette(painted(list(TONES)), list(TONES))
-    emoji = [
-        Emoji(str(i), str(i), "", str(i), tones) for i, tones in enumerate([("dark",), ("light",), ("medium",), ()])
-    ]
-    true = painted(["dark", "light", "dark", "dark"])  # of the third, something else
-    assert tone_share(emoji, painted(["dark", "dark", "medium", "dark"]), true, palette) == Share(1, 2)
-
-
-def test_a_name_is_found_among_as_many_others():
-    """By similarity; features that are all alike find none."""
-    features = np.eye(8, dtype=np.float32)
-    assert name_share(features, features, 8) == Share(8, 8)
-    assert name_share(np.roll(features, 1, 0), features, 8) == Share(0, 8)
-    assert name_share(np.ones_like(features), features, 2) == Share(0, 8)
-    wrong = features.copy()
-    wrong[0], wrong[1] = features[0] + 2 * features[5], features[1] + 2 * features[5]
-    few = [name_share(wrong, features, count).right for count in (2, 8)]
-    assert few[1] == 6 and few[0] > 6  # the wrong one is among seven others, and seldom among one
