@@ -21,8 +21,7 @@ from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
-from ..training.optim_config import OptimConfig
-from ..training.settings import TrainingConfig, chosen_task
+from ..training.settings import OptimConfig, TrainingConfig, chosen_task
 from .recipe import Recipe, Session, without_logdir, wrong_annealing
 
 WARMUP_FRACTION = 0.02  # of the annealing steps; about CLIP's 2,000 of 100,000

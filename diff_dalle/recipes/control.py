@@ -24,9 +24,8 @@ from ..images.pixels import to_uint8
 from ..models.adapters.controlnet import ControlNet
 from ..models.adapters.unet_controlnet import UnetControlConfig
 from ..models.generator import GeneratorConfig
-from ..tasks.alignment import AlignmentConfig
+from ..tasks.auxiliary import AlignmentConfig, PerceptualConfig
 from ..tasks.control import BASE, ControlledDenoisingTask, control_of, pictures_of
-from ..tasks.perceptual import PerceptualConfig
 from ..tasks.previews import Previews
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..training.settings import chosen_task

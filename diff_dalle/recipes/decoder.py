@@ -36,13 +36,10 @@ from ..tracking.trackers import TrackingConfig
 from ..training.loop import EVALUATION_SEED
 from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
-from .decoders.data_section import DataSection
 from .decoders.evaluating import DecoderMetrics, DecoderSampler, compared, metrics_clip
 from .decoders.materials import Materials, open_materials
 from .decoders.rules import last_trained, wrong_between
-from .decoders.tracker_section import LogConfig, TrackerSection
-from .decoders.train_section import TrainSection
-from .previewing import affordable
+from .decoders.sections import DataSection, LogConfig, TrackerSection, TrainSection
 from .recipe import Recipe, Session
 
 FILES = ("log", "csv", "jsonl", "samples")  # of the run's log, in data_path
@@ -270,7 +267,7 @@ class OpenedDecoder:
         passes = sum(guidance.at_scale(scale).passes(stage.droppable) for scale in scales) * sampler.evaluations
         area = (stage.image_size / (stage.crop_size or stage.image_size)) ** 2
         asked = sampler.process(stage.diffusion).num_timesteps
-        count, steps = affordable(self.recipe, self.world, count, asked, area * passes, name=stage.name)
+        count, steps = self.recipe.affordable(self.world, count, asked, area * passes, name=stage.name)
         sampler = sampler if steps == asked else sampler.in_steps(steps)
         batch = shown.batch_at(range(count))
         cond, low_res = task.given_conditions(batch, Draw(EVALUATION_SEED, batch.index, batch.images.device))

@@ -23,17 +23,13 @@ from ..distributed.world import World
 from ..images.signal import PixelSignal, Signal
 from ..images.transforms import Window
 from ..models.generator import GeneratorConfig
-from ..tasks.alignment import AlignmentConfig
-from ..tasks.denoising import DenoisingTask
-from ..tasks.perceptual import PerceptualConfig
+from ..tasks.auxiliary import AlignmentConfig, PerceptualConfig
+from ..tasks.denoising import DenoisingTask, UpsamplingTask
 from ..tasks.previews import Previews
-from ..tasks.upsampling import UpsamplingTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
-from ..training.optim_config import OptimConfig
-from ..training.settings import TrainingConfig, chosen_task
+from ..training.settings import OptimConfig, TrainingConfig, chosen_task
 from .auxiliary import Auxiliaries, wrong_auxiliaries
-from .previewing import affordable
 from .recipe import Recipe, Session, without_logdir, wrong_annealing
 
 
@@ -177,7 +173,7 @@ def previews_of(recipe: Recipe, world: World, tokenizer: Tokenizer | None, data:
     sampler, guidance = run.preview.sampler, run.preview.guidance
     passes = sampler.evaluations * guidance.passes(run.is_conditional)
     asked = sampler.process(run.diffusion).num_timesteps
-    count, steps = affordable(recipe, world, run.preview.preview_samples, asked, passes)
+    count, steps = recipe.affordable(world, run.preview.preview_samples, asked, passes)
     sampler = sampler if steps == asked else sampler.in_steps(steps)
     batch = data.first(count)
     cond, images = batch.cond.to("cpu"), batch.images.cpu()

@@ -26,14 +26,14 @@ from ..distributed.world import World
 from ..embeddings.contract import weights_digest
 from ..models.adapters.adapted import Adapted
 from ..models.adapters.lora import RECIPES
-from ..tasks.imitation import Imitation
+from ..tasks.auxiliary import Imitation
 from ..tasks.latent import LatentTask
 from ..text.tokenizer import Tokenizer
 from ..text.trained_tokens import Extensible, TokenSpec, find_tokens, parse_token, tokens_option
 from ..training.saving import FilesWithWeights
 from ..training.task import Task
 from ..training.trainee import Trainee
-from .cascade.released_files import check_imported
+from .cascade.file import check_imported
 from .cascade.sections import RENAMED
 from .cascade.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageBRun, StageCRun, size_of_base
 from .classifier import ClassifierRun

@@ -6,7 +6,10 @@ from a recipe to a recipe.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,7 +21,7 @@ from torch import nn
 from ..checkpoints.checkpoint import Identity
 from ..checkpoints.kind import NetworkKind
 from ..checkpoints.run_folder import RunFolder
-from ..config import Fault, InputError, named, redacted, to_dict
+from ..config import Fault, InputError, Spelling, as_flag, leaves, named, quantity, redacted, spelled, to_dict
 from ..data.loader import DataConfig, Loader
 from ..data.spec import SampleSpec
 from ..distributed.launch import DistributedConfig
@@ -33,12 +36,41 @@ from ..models.units import parts_of
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from ..tracking.trackers import TrackingConfig, check_trackers
 from ..training.loop import EVALUATION_SEED
-from ..training.optim_config import OptimConfig
 from ..training.saving import FilesWithWeights
-from ..training.settings import TrainingConfig
+from ..training.settings import OptimConfig, TrainingConfig
 from ..training.task import Task
 from ..training.trainee import Trainee
-from .spelling import spelled_as_in_file
+
+
+def spelling_of(config_class) -> Spelling:
+    """What users of a command call a setting: its flag; of a command that a file sets, its key at the root, its path,
+    or what ``renamed`` of the class says, a mapping of flags that only other commands have."""
+    renamed = getattr(config_class, "renamed", None)
+    if renamed is None:
+        return as_flag
+    found = list(leaves(config_class))
+    counts = Counter(leaf.path[-1] for leaf in found)
+    names = {leaf.path[-1]: ".".join(leaf.path) for leaf in found if leaf.in_file and counts[leaf.path[-1]] == 1}
+    names |= {leaf.path[0]: leaf.path[0] for leaf in found if len(leaf.path) == 1} | dict(renamed)
+    return lambda setting: names.get(setting, setting)
+
+
+@contextlib.contextmanager
+def spelled_as_in_file(config_class) -> Iterator[None]:
+    """InputErrors of the block name settings as the file of this command does, if it is set by one."""
+    try:
+        yield
+    except InputError as error:
+        if not hasattr(config_class, "renamed"):
+            raise
+        sentences = (fault.sentence(spelling_of(config_class)) for fault in error.faults)
+        error.faults = tuple(Fault("", sentence) for sentence in sentences)
+        raise
+
+
+# Forward passes that a sample takes in a training step: a backward pass computes about twice as much as a forward pass
+# (Kaplan et al. 2020, section 2.1).
+TRAINED = 3
 
 Exports = dict[str, Callable[[BinaryIO], object]]
 
@@ -54,7 +86,7 @@ class Recipe:
                   with the tokenizer that reads captions, None = the run's own.
     has_text:     a tokenizer of ours, ``settings.tokenizer``, reads the captions.
     sample_interval: steps between previews, of which the last step has one too; 0 = none.
-    preview_share: most that they may take of the run, see ``previewing``; None = no limit.
+    preview_share: most that they may take of the run, see ``affordable``; None = no limit.
     epoch_samples: samples per epoch, for the names of saved files; 0 = those of the data.
     check:        raises InputError, before anything is written, for what cannot be trained, or not by so many
                   processes.
@@ -97,6 +129,40 @@ class Recipe:
         for optim in session.recipe.optims.values():
             InputError.check(wrong_annealing(session.recipe.training, optim, world.size))
         return session
+
+    def affordable(
+        self, world: World, images: int, steps: int = 1, each: float = 1, once: float = 0, name: str = ""
+    ) -> tuple[int, int]:
+        """The number of images and of sampling steps of every preview: those that are asked for, or fewer of both where
+        all previews would take more than ``preview_share`` of the run, which is printed. At least 1 each.
+
+        Counted are forward passes of a training sample on one process, since each makes all previews.
+
+        each: passes per image and step. once: those per image beside these. name: of the network.
+        """
+        training, share = self.training, self.preview_share
+        if share is None:
+            return images, steps
+        total, interval = training.last_step(world.size), self.sample_interval
+        between = interval if total is None else total / -(-total // interval)  # steps of each preview
+        limit = share * TRAINED * training.batch_size * between
+        asked = images * (once + steps * each)
+        if asked <= limit:
+            return images, steps
+        few = max(1, int(steps * math.sqrt(limit / asked)))  # both by the same factor
+        count = min(images, max(1, int(limit / (once + few * each))))
+        few = min(steps, max(1, int((limit / count - once) / each)))
+        if (count, few) != (images, steps):
+            shown = [f"{count} of {quantity(images, 'image')}"] if count < images else []
+            shown += [f"{few} of {quantity(steps, 'sampling step')}"] if few < steps else []
+            setting = spelled(named("preview_share"), spelling_of(type(self.settings)))
+            owner = f" of {name}" if name else ""
+            every = _rounded_up(share * asked / limit)
+            world.print(
+                f"Previews{owner} have {' and '.join(shown)}, so that they take at most {100 * share:g}% of the run; "
+                f"{setting} {every:g} would give them all."
+            )
+        return count, few
 
     def check_packages(self) -> None:
         """InputError for an optional package that the run needs and that is not installed."""
@@ -266,6 +332,12 @@ def standard_loaders(session: Session) -> tuple[Loader, Loader | None]:
     if recipe.data.aspect.multi_aspect_ratio:  # the blocks of an evaluation have one size each
         options |= {"batch_size": Task.held_out_block, "rank": 0, "world_size": 1}
     return data, session.loader(seed=EVALUATION_SEED, shuffle=False, augment=False, **options)
+
+
+def _rounded_up(value: float) -> float:
+    """To two digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return round(math.ceil(value / unit) * unit, 12)
 
 
 def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..models.latent.discriminator import Discriminator, DiscriminatorConfig, ad
 from ..models.latent.quantizer import one_vector
 from ..models.latent.stage_a import Reconstruction, StageA
 from ..randomness import Draw
-from .calibration import Calibrating, calibration_rate, moments_text, sample_moments, usable
+from .semantic import Calibrating, calibration_rate, moments_text, sample_moments, usable
 
 DISCRIMINATOR = "discriminator"  # the second part, with an optimizer of its own
 SSIM_SIDE = 11  # pixels of the window of SSIM

@@ -22,10 +22,9 @@ from ..models.latent.semantic import SemanticAutoencoder
 from ..models.latent.stage_a import StageA
 from ..models.latent.unet import LatentUnet
 from ..randomness import Draw, random_uniform
-from ..training.meter import Meter
-from ..training.task import Shown, Task
-from .bins import QUARTILES, by_log_snr, by_quartile, plot_by_log_snr
-from .imitation import Imitation
+from ..training.task import Meter, Shown, Task
+from .auxiliary import Imitation
+from .timesteps import QUARTILES, by_log_snr, by_quartile, plot_by_log_snr
 
 # Names of companions.
 STAGE_A, SEMANTIC, TEXT_CLIP, IMAGE_CLIP = "stage_a", "semantic", "text_clip", "image_clip"

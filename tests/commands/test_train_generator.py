@@ -16,8 +16,7 @@ from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.images.pixels import to_uint8
 from diff_dalle.images.transforms import Window
 from diff_dalle.recipes.generator import GeneratorRun
-from diff_dalle.tasks.denoising import DenoisingTask
-from diff_dalle.tasks.upsampling import UpsamplingTask
+from diff_dalle.tasks.denoising import DenoisingTask, UpsamplingTask
 from diff_dalle.worlds.shapes.scenes import ShapesConfig
 from diff_dalle.worlds.shapes.shards import write_shapes
 

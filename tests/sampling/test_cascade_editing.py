@@ -30,7 +30,7 @@ from diff_dalle.images.files import fit_image, fit_mask
 from diff_dalle.randomness import Draw
 from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.sampling.request import ImageEdit
-from diff_dalle.tasks.upsampling import UpsamplingTask
+from diff_dalle.tasks.denoising import UpsamplingTask
 
 HOLE = np.zeros((16, 16), dtype=bool)
 HOLE[4:12, 6:16] = True

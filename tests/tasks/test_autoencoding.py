@@ -14,8 +14,15 @@ from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfi
 from diff_dalle.models.latent.stage_a import StageA, StageAConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.autoencoding import DISCRIMINATOR, AutoencodingConfig, AutoencodingTask
-from diff_dalle.tasks.calibration import calibration_rate, sample_moments, usable
-from diff_dalle.tasks.semantic import SemanticTask, SemanticTaskConfig, follow, preview_error
+from diff_dalle.tasks.semantic import (
+    SemanticTask,
+    SemanticTaskConfig,
+    calibration_rate,
+    follow,
+    preview_error,
+    sample_moments,
+    usable,
+)
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.trainee import Trainee
 

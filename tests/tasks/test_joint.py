@@ -5,8 +5,8 @@ from test_latent_task import draw_of, make_batch, stage_b
 from torch.testing import assert_close
 
 from diff_dalle.diffusion.log_snr_config import LogSnrConfig
-from diff_dalle.tasks.joint import JointStageBTask
 from diff_dalle.tasks.latent import SEMANTIC, STAGE_A
+from diff_dalle.tasks.semantic import JointStageBTask
 
 
 def make(diffusion=None, **settings) -> JointStageBTask:

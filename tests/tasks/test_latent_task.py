@@ -33,7 +33,7 @@ from diff_dalle.tasks.latent import (
     StageCTask,
     StageCTaskConfig,
 )
-from diff_dalle.tasks.latent_previews import LatentPreviews
+from diff_dalle.tasks.previews import LatentPreviews
 
 SHAPE = {
     "widths": (8, 8), "heads": (0, 2), "levels": ("CT", "CTA"), "down_blocks": (1, 1), "up_blocks": (1, 1),

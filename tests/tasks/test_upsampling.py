@@ -26,8 +26,7 @@ from diff_dalle.models.super_resolution import LowResConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.randomness import Draw
-from diff_dalle.tasks.denoising import DenoisingTask
-from diff_dalle.tasks.upsampling import UpsamplingTask, signal_psnr
+from diff_dalle.tasks.denoising import DenoisingTask, UpsamplingTask, signal_psnr
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
 FLOW = training_process(DiffusionConfig(noise_schedule="flow", prediction="x_start", loss_space="flow"))

@@ -22,7 +22,6 @@ from ...models.layers import to_channels_last
 from ...tasks.autoencoding import DISCRIMINATOR, AutoencodingConfig, AutoencodingTask
 from ...tasks.semantic import SemanticTask, SemanticTaskConfig
 from ...text.tokenizer import Tokenizer
-from ..previewing import affordable
 from ..recipe import Recipe, Session
 from .file import CascadeRun
 
@@ -109,5 +108,5 @@ def shown_images(recipe: Recipe, world: World, run: CascadeRun, shown: Loader, p
     """The images of the previews of an autoencoder, as many as ``affordable``. passes: of the network, per image."""
     if not recipe.sample_interval:
         return None
-    count, _ = affordable(recipe, world, run.loop.preview_samples, each=passes)
+    count, _ = recipe.affordable(world, run.loop.preview_samples, each=passes)
     return shown.first(count).images

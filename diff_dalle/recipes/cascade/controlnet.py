@@ -27,9 +27,8 @@ from ...tasks.latent import LatentTask
 from ...text.tokenizer import Tokenizer
 from ..control import Steered, of_base, steered_session, tell
 from ..recipe import Recipe, Session
-from .companions import HUB_NAMES
 from .sections import CONTROLNET_KEYS, HOMES, REFUSED, RENAMED
-from .session import latent_session, latent_task
+from .session import HUB_NAMES, latent_session, latent_task
 from .stages import StageCRun, size_of_base, with_frozen
 
 # Settings of the process that concern training alone: the ControlNet's are its own.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -11,8 +12,10 @@ from typing import Any, ClassVar, cast
 import torch
 
 from ... import storage
+from ...checkpoints.content import read_archive
+from ...checkpoints.foreign.stable_cascade import network_command
 from ...checkpoints.kinds import find_kind
-from ...checkpoints.safetensors import WEIGHTS, write_weights_file
+from ...checkpoints.safetensors import WEIGHTS, tensor_names, write_weights_file
 from ...config import Fault, InputError, faults_of, leaves, named, option, section, settings, spelled, to_dict
 from ...config.bounds import MAX_BATCH, MAX_SIDE
 from ...data.aspect_buckets import AspectConfig
@@ -21,15 +24,55 @@ from ...data.loader import DataConfig
 from ...distributed.launch import DistributedConfig
 from ...distributed.sharding_config import ShardingConfig
 from ...distributed.world import World
+from ...models.latent.released import find_released
 from ...text.tokenizer import Tokenizer
 from ...tracking.trackers import TrackingConfig
-from ...training.optim_config import OptimConfig
 from ...training.saving import FilesWithWeights
-from ...training.settings import TrainingConfig
+from ...training.settings import OptimConfig, TrainingConfig
 from ...training.trainee import Trainee
 from ..recipe import Exports, Recipe, Session, overlaid
-from .released_files import check_imported
 from .sections import HOMES, REFUSED, RENAMED, DataSection, LoopSection
+
+# Settings that name networks, by their stages; "" = that of the run.
+SETTINGS = {
+    "generator_checkpoint_path": "",
+    "stage_a_checkpoint_path": "stage_a",
+    "effnet_checkpoint_path": "semantic",
+    "previewer_checkpoint_path": "semantic",
+}
+
+
+def check_imported(kind: str, settings: Mapping[str, Any]) -> None:
+    """InputError, with the command that makes a checkpoint of it, when one of the ``SETTINGS`` is a file of a public
+    network. kind: of the run."""
+    own = kind.removesuffix("_lora").removesuffix("_controlnet")
+    found: dict[str, list[tuple[str, str]]] = {}  # by stage: settings and files
+    for setting, stage in SETTINGS.items():
+        path = settings.get(setting)
+        if isinstance(path, str) and find_released(stage or own, _names_in(path)):
+            found.setdefault(stage or own, []).append((setting, path))
+    for stage, files in found.items():
+        (setting, path), *_ = files
+        weights = list(dict.fromkeys(each for _, each in files))
+        command = network_command(stage, weights, settings.get("model_version"))
+        rule = f"is {path}, which holds the weights of a public network: make a checkpoint of it by {command}"
+        raise InputError(Fault(setting, f"{rule}, and give that"))
+
+
+def _names_in(path: str) -> Collection[str]:
+    """The names of the tensors in a file that this package has not written; none if they cannot be found out cheaply,
+    or what reads the file says what is wrong with it."""
+    try:
+        if path.endswith(WEIGHTS):
+            return tensor_names(path) if storage.exists(path) else ()
+        if storage.is_remote(path) or not os.path.isfile(storage.local_path(path)):
+            return ()
+        content, _ = read_archive(path, values=False)
+    except InputError:
+        return ()
+    found = content.get("state_dict", content) if isinstance(content, Mapping) else ()
+    return found.keys() if isinstance(found, Mapping) else ()
+
 
 EXTENSIONS = ("pt", "safetensors")
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # dtype → precision

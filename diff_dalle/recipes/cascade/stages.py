@@ -25,7 +25,6 @@ from ...models.latent.semantic import SemanticAutoencoder
 from ...models.latent.stage_a import StageA
 from ...models.latent.stage_b import STAGE_B_SIZES, StageB, StageBConfig
 from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
-from ...tasks.joint import JointStageBTask
 from ...tasks.latent import (
     SEMANTIC,
     STAGE_A,
@@ -35,9 +34,11 @@ from ...tasks.latent import (
     StageCTask,
     StageCTaskConfig,
 )
+from ...tasks.semantic import JointStageBTask
 from ...text.tokenizer import Tokenizer, TokenizerConfig
 from ..recipe import Recipe, Session, check_same
-from .companions import (
+from .file import CascadeRun, data_of
+from .session import (
     IMAGE_NAME,
     TEXT_NAME,
     Frozen,
@@ -45,13 +46,12 @@ from .companions import (
     check_image_clip,
     check_text_clip,
     identity_of,
+    latent_session,
     load_semantic,
     load_stage_a,
     open_clip,
     outputs_of_clips,
 )
-from .file import CascadeRun, data_of
-from .session import latent_session
 from .stored import Condition, Maker, Pictures, changing_pictures, is_text, text_conditions
 
 

@@ -16,7 +16,7 @@ from diff_dalle.commands.info import describe_file
 from diff_dalle.commands.training_kinds import inferred_kind, parse_cascade
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.recipes.cascade.companions import identity_of
+from diff_dalle.recipes.cascade.session import identity_of
 from diff_dalle.recipes.train import train_recipe
 
 QUIET = ("loop.preview_samples", 0)

@@ -25,7 +25,7 @@ from diff_dalle.commands.info import describe_file
 from diff_dalle.commands.sources import preset_text
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.recipes.cascade.companions import identity_of, load_semantic, load_stage_a
+from diff_dalle.recipes.cascade.session import identity_of, load_semantic, load_stage_a
 from diff_dalle.recipes.train import train_recipe
 
 KINDS = ("stage_a", "semantic", "stage_b", "stage_c")
