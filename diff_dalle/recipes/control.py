@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from torch import nn
 
@@ -32,8 +32,6 @@ from ..training.settings import chosen_task
 from .generator import GeneratorRun, open_generator, previews_of
 from .recipe import Recipe, Session, check_same
 
-T = TypeVar("T")
-
 
 class Steered(NamedTuple):
     """What a ControlNet is trained with: the base's file and network, frozen, and the filter."""
@@ -56,25 +54,26 @@ def tell(control: ControlConfig, world: World) -> None:
 
 
 def of_base(
-    section: str, own: T, base: T, path: str, usual: T | None = None, strict: Sequence[str] = (), origin: str = ""
-) -> T:
-    """The base's settings of a section, which are read from its checkpoint.
+    section: str, run: Any, base: Any, path: str, usual: Any = None, strict: Sequence[str] = (), origin: str = ""
+) -> Any:
+    """The settings of ``base`` in a section, which are read from its checkpoint.
 
-    own:    the run's, which may repeat those of the base. usual: those of a run that says nothing, None = the defaults.
+    run:    may repeat those of the base. usual: those of a run that says nothing, None = the defaults.
     strict: names of settings that must be the base's even where they are the usual ones, which ``origin`` says.
 
     Raises InputError for one that is neither the usual one nor the base's.
     """
+    own, found = getattr(run, section), getattr(base, section)
     kind, usual = type(own), usual or type(own)()
-    rows = zip(*(entries(kind, to_dict(each), f"{section}.") for each in (own, base, usual)), strict=True)
-    for (name, free, value), (_, _, found), (_, _, default) in rows:
+    rows = zip(*(entries(kind, to_dict(each), f"{section}.") for each in (own, found, usual)), strict=True)
+    for (name, free, value), (_, _, theirs), (_, _, default) in rows:
         is_strict = name.removeprefix(f"{section}.") in strict
-        if free or value == found or (value == default and not is_strict):
+        if free or value == theirs or (value == default and not is_strict):
             continue
         source = f" ({origin})" if is_strict else ""
-        rule = f"but the base {path} has {shown(found)}: leave it out, or give another base"
+        rule = f"but the base {path} has {shown(theirs)}: leave it out, or give another base"
         raise InputError(f"{name} is {shown(value)}{source}, {rule}")
-    return base
+    return found
 
 
 def steered_session(session: Session, steered: Steered) -> Session:
@@ -129,11 +128,10 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     base = saved.settings
     steered = Steered(saved, saved.load(world.device), run.control.create())
     tell(run.control, world)
+    sections = {name: of_base(name, run, base, path) for name in ("model", "tokenizer", "diffusion")}
     run = replace(
         run,
-        model=of_base("model", run.model, base.model, path),
-        tokenizer=of_base("tokenizer", run.tokenizer, base.tokenizer, path),
-        diffusion=of_base("diffusion", run.diffusion, base.diffusion, path),
+        **sections,
         control=replace(run.control, control_channels=steered.control_filter.channels),
         base=steered.record(run.base, base.model.unet.image_size, "model_path"),
     )

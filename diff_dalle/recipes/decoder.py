@@ -40,7 +40,7 @@ from .decoders.evaluating import DecoderMetrics, DecoderSampler, compared, metri
 from .decoders.materials import Materials, open_materials
 from .decoders.rules import last_trained, wrong_between
 from .decoders.sections import DataSection, LogConfig, TrackerSection, TrainSection
-from .recipe import Recipe, Session
+from .recipe import Recipe, Session, translated
 
 FILES = ("log", "csv", "jsonl", "samples")  # of the run's log, in data_path
 META = "decoder_config.json"
@@ -98,18 +98,14 @@ class DecoderRun:
         return Recipe(
             self,
             DecoderSettings.of_run(self),
-            training_of(self, self.train.epoch_samples or 1, 1, processes),
+            training_of(self, processes),
             {name: self.train.optimizer(i) for i, name in enumerate(self.decoder.names)},
-            DataConfig(
+            translated(
+                DataConfig,
+                data,
                 data_dir=(data.webdataset_base_url,) if data.webdataset_base_url else (),
-                caption_field=data.caption_field,
                 transforms=data.preprocessing,
-                max_broken=data.max_broken,
-                streams=data.streams,
                 resample=data.resample_train,
-                num_workers=data.num_workers,
-                index_cache=data.index_cache,
-                shard_cache=data.shard_cache,
             ),
             tracking_of(self.tracker),
             # As all flags, --device overrides the file.
@@ -146,30 +142,33 @@ class DecoderRun:
         return self.train.scales(i, len(self.decoder), self.decoder.stage(i).droppable)
 
 
-def training_of(run: DecoderRun, epoch: int, held_out: int, processes: int) -> TrainingConfig:
-    """The settings of the loop. epoch, held_out: samples of an epoch and of the split ``val``."""
-    train, batch = run.train, run.data.batch_size
-    return TrainingConfig(
-        batch_size=batch,
-        microbatch=train.max_batch_size or 0,
+def training_of(run: DecoderRun, processes: int) -> TrainingConfig:
+    """The settings of the loop."""
+    return translated(
+        TrainingConfig,
+        run.train,
+        batch_size=run.data.batch_size,
+        microbatch=run.train.max_batch_size or 0,
         iterations=0,
-        samples=train.epochs * epoch,
-        hours=train.hours,
         seed=run.seed,
-        precision=train.arithmetic,
-        compile=train.compile,
+        precision=run.train.arithmetic,
         logdir=run.tracker.data_path,
-        accept_changed_data=train.accept_changed_data,
-        accept_changed_batch=train.accept_changed_batch,
         sharding=run.sharding,
-        init_checkpoint=train.init_checkpoint,
-        log_interval=train.log_interval,
-        save_interval=max(1, train.save_every_n_samples // (batch * processes)),
-        keep_checkpoints=train.keep_checkpoints,
-        eval_interval=-(-epoch // (batch * processes)),  # not before the end of an epoch
-        eval_samples=min(train.validation_samples or held_out, held_out),
         keep_best=True,
+        **intervals_of(run, run.train.epoch_samples or 1, 1, processes),
     )
+
+
+def intervals_of(run: DecoderRun, epoch: int, held_out: int, processes: int) -> dict[str, int]:
+    """The settings of the loop that follow from the data. epoch, held_out: samples of an epoch and of the split
+    ``val``."""
+    train, batch = run.train, run.data.batch_size * processes
+    return {
+        "samples": train.epochs * epoch,
+        "save_interval": max(1, train.save_every_n_samples // batch),
+        "eval_interval": -(-epoch // batch),  # not before the end of an epoch
+        "eval_samples": min(train.validation_samples or held_out, held_out),
+    }
 
 
 def tracking_of(tracker: TrackerSection) -> TrackingConfig:
@@ -287,17 +286,10 @@ def open_decoder(recipe: Recipe, world: World) -> OpenedDecoder:
     assert train is not None  # there is no division without it
     frozen, given = _weights(recipe, world)
     epoch = run.train.epoch_samples or train.samples
-    settled = training_of(run, epoch, val.samples if val else 1, world.size)
-    training = replace(
-        recipe.training,
-        samples=settled.samples,
-        save_interval=settled.save_interval,
-        eval_interval=settled.eval_interval,
-        eval_samples=settled.eval_samples,
-        init_checkpoint=given,
-    )
+    intervals = intervals_of(run, epoch, val.samples if val else 1, world.size)
+    training = replace(recipe.training, init_checkpoint=given, **cast(Any, intervals))
     recipe = recipe.of(replace(run, decoder=replace(run.decoder, clip=materials.made_by)))
-    shows = settled.save_interval if run.train.n_sample_images else 0
+    shows = training.save_interval if run.train.n_sample_images else 0
     recipe = replace(recipe, training=training, epoch_samples=epoch, sample_interval=shows)
     return OpenedDecoder(recipe, world, materials, train, val, test, frozen)
 

@@ -300,10 +300,6 @@ class NetworkLora(LoraSettings):
         "", "checkpoint of the network to adapt, ema_….pt or model….pt, with its settings", free=True
     )
 
-    @property
-    def base_path(self) -> str:
-        return self.model_path
-
 
 @settings
 class GeneratorLora(NetworkLora, GeneratorRun):

@@ -11,9 +11,9 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from torch import nn
@@ -72,6 +72,7 @@ def spelled_as_in_file(config_class) -> Iterator[None]:
 # (Kaplan et al. 2020, section 2.1).
 TRAINED = 3
 
+Config = TypeVar("Config")
 Exports = dict[str, Callable[[BinaryIO], object]]
 
 
@@ -338,6 +339,13 @@ def _rounded_up(value: float) -> float:
     """To two digits."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return round(math.ceil(value / unit) * unit, 12)
+
+
+def translated(kind: type[Config], section: Any, **others: Any) -> Config:
+    """Settings of another room, in the words of a section that calls some of them by the same names. others: the rest,
+    and what of the section means something else."""
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # all settings are dataclasses
+    return kind(**{each.name: getattr(section, each.name) for each in fields(section) if each.name in names} | others)
 
 
 def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,13 +87,13 @@ class StageCControlNetRun(StageCRun):
         base, version = saved.settings, self.model_version
         usual = STAGE_C_SIZES[version] if version else StageCConfig()
         strict = STRUCTURE if version else ()
-        diffusion = _training_of(base.diffusion, self.diffusion)
+        base = replace(base, diffusion=_training_of(base.diffusion, self.diffusion))
         run, frozen = with_frozen(
             replace(
                 self,
-                model=of_base("model", self.model, base.model, path, usual, strict, f"model_version {version}"),
-                tokenizer=of_base("tokenizer", self.tokenizer, base.tokenizer, path),
-                diffusion=of_base("diffusion", self.diffusion, diffusion, path),
+                model=of_base("model", self, base, path, usual, strict, f"model_version {version}"),
+                tokenizer=of_base("tokenizer", self, base, path),
+                diffusion=of_base("diffusion", self, base, path),
                 trained_with=base.trained_with,
                 clip_text_model_name=self.clip_text_model_name or _name_of(base.trained_with.text_clip),
                 clip_image_model_name=self.clip_image_model_name or _name_of(base.trained_with.image_clip),

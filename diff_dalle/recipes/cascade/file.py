@@ -30,7 +30,7 @@ from ...tracking.trackers import TrackingConfig
 from ...training.saving import FilesWithWeights
 from ...training.settings import OptimConfig, TrainingConfig
 from ...training.trainee import Trainee
-from ..recipe import Exports, Recipe, Session, overlaid
+from ..recipe import Exports, Recipe, Session, overlaid, translated
 from .sections import HOMES, REFUSED, RENAMED, DataSection, LoopSection
 
 # Settings that name networks, by their stages; "" = that of the run.
@@ -298,14 +298,13 @@ def weights_files(trainee: Trainee, files: FilesWithWeights) -> Exports:
 
 
 def optim_of(run: CascadeRun) -> OptimConfig:
-    return OptimConfig(
+    return translated(
+        OptimConfig,
+        run.loop,
         lr=run.lr,
-        weight_decay=run.loop.weight_decay,
-        adam_beta2=run.loop.adam_beta2,
         warmup_steps=run.warmup_updates,
         lr_anneal_steps=run.updates if run.loop.lr_anneal else 0,
         lr_anneal=run.loop.lr_anneal or OptimConfig.lr_anneal,
-        grad_clip=run.loop.grad_clip,
         ema_rate=() if run.ema_beta is None else (run.ema_beta,),
         ema_start=run.ema_start_iters,
         ema_every=run.ema_iters or 1,
@@ -313,30 +312,21 @@ def optim_of(run: CascadeRun) -> OptimConfig:
 
 
 def training_of(run: CascadeRun, processes: int = 1) -> TrainingConfig:
-    loop, share = run.loop, max(1, run.batch_size // processes)
+    share = max(1, run.batch_size // processes)
     shards = bool(run.use_fsdp) and run.sharding.parallel == "ddp"
-    return TrainingConfig(
+    return translated(
+        TrainingConfig,
+        run.loop,
         batch_size=share,
         microbatch=max(1, share // run.grad_accum_steps),
         iterations=run.updates,
-        hours=loop.hours,
-        seed=loop.seed,
         precision=PRECISIONS[run.dtype] if run.dtype else "auto",
-        compile=loop.compile,
         logdir=storage.join(run.checkpoint_path, run.experiment_id) if run.checkpoint_path else "",
-        resume_checkpoint=loop.resume_checkpoint,
-        accept_changed_data=loop.accept_changed_data,
-        accept_changed_batch=loop.accept_changed_batch,
         sharding=replace(run.sharding, parallel="fsdp") if shards else run.sharding,
         init_checkpoint=(run.generator_checkpoint_path,) if run.generator_checkpoint_path else (),
-        log_interval=loop.log_interval,
         save_interval=run.save_every,
-        keep_checkpoints=loop.keep_checkpoints,
         backup_interval=run.backup_every,
-        eval_interval=loop.eval_interval,
-        eval_samples=loop.eval_samples,
         val_data_dir=run.data.val_path,
-        keep_best=loop.keep_best,
     )
 
 
@@ -352,24 +342,12 @@ def tracking_of(run: CascadeRun) -> TrackingConfig:
 
 
 def data_of(run: CascadeRun) -> DataConfig:
-    data = run.data
-    return DataConfig(
+    ratios = {"multi_aspect_ratio": run.multi_aspect_ratio or (), "bucketeer_random_ratio": run.bucketeer_random_ratio}
+    return translated(
+        DataConfig,
+        run.data,
         data_dir=run.webdataset_path,
         caption_field=run.captions_getter or "txt",
         dataset_filters=run.dataset_filters,
-        random_crop=data.random_crop,
-        saliency=data.saliency,
-        random_flip=data.random_flip,
-        max_broken=data.max_broken,
-        streams=data.streams,
-        num_workers=data.num_workers,
-        index_cache=data.index_cache,
-        shard_cache=data.shard_cache,
-        aspect=AspectConfig(
-            multi_aspect_ratio=run.multi_aspect_ratio or (),
-            bucketeer_random_ratio=run.bucketeer_random_ratio,
-            bucket_factor=data.bucket_factor,
-            bucket_crop=data.bucket_crop,
-            bucket_distance=data.bucket_distance,
-        ),
+        aspect=translated(AspectConfig, run.data, **ratios),
     )
