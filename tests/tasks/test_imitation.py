@@ -90,13 +90,11 @@ KINDS = pytest.mark.parametrize("kind", ["v", "eps", "x_start", "previous_x", "f
 
 @KINDS
 def test_before_the_first_update_the_base_is_imitated_exactly(kind):
-    """Caption dropout and noise are those of the prediction, whatever the micro-batch."""
+    """Caption dropout and noise are those of the prediction."""
     task, batch = make_task(kind), make_batch()
     same = imitated(task, batch)
     loss = task.losses(batch, draw_of(batch))["loss"]
     assert torch.equal(loss == 0, same)
-    pieces = [task.losses(piece, Draw(0, piece.index))["loss"] for piece in batch.split(3)]
-    torch.testing.assert_close(torch.cat(pieces), loss)
     loss[same].sum().backward()
     assert all(not p.grad.any() for p in task.model.parameters())
     task.imitation = None

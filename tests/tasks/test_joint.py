@@ -53,6 +53,4 @@ def test_statistics_and_adaptive_weights_both_follow():
     with torch.no_grad():
         latents = task.semantic.encode(batch.images)
     assert latents.mean((0, 2, 3)).abs().max() < 0.2 and (latents.std((0, 2, 3)) - 1).abs().max() < 0.2
-    other = make(LogSnrConfig(loss_weighting=("adaptive",)))
-    other.load_extra_state(task.extra_state())
-    assert other.updates == 12 and (other.process.state_dict()["adaptive_weight"] != 1).any()
+    assert (task.process.state_dict()["adaptive_weight"] != 1).any()

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from network_making import gradient
 from PIL import Image
 from torch import nn
 from torch.testing import assert_close
@@ -21,10 +20,6 @@ from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.evaluation.fidelity import PSNR_CAP
 from diff_dalle.images.transforms import Window
-from diff_dalle.models.generator import Generator, GeneratorConfig
-from diff_dalle.models.super_resolution import LowResConfig
-from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.denoising import DenoisingTask, UpsamplingTask, signal_psnr
 
@@ -158,40 +153,6 @@ def test_a_dropped_caption_keeps_its_small_image():
     (*_, kept), (*_, lost) = full.model.shown[-1], dropped.model.shown[-1]
     assert torch.equal(lost.mask, torch.tensor([[True, False, False]]).expand(6, 3)) and kept.mask.all()
     assert all(torch.equal(getattr(lost, name), getattr(kept, name)) for name in FIELDS)
-
-
-def make_network():
-    torch.manual_seed(0)
-    unet = DenoiserConfig(
-        image_size=8,
-        num_channels=8,
-        num_res_blocks=1,
-        channel_mult=(1, 2),
-        attention_resolutions=(4,),
-        num_heads=2,
-        dropout=0.2,
-    )
-    text = TextEncoderConfig(enc_attn_dim=8, enc_depth=1, enc_heads=2, text_length=3)
-    network = Generator(GeneratorConfig(unet, text, LowResConfig(4)), 50)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return network
-
-
-def test_microbatches_give_the_gradient_and_the_losses_of_the_whole_batch():
-    """With blur, noise, dropout and caption dropout: all randomness depends on the sample alone."""
-    batch = make_batch(7, (8, 8))
-    task = UpsamplingTask(make_network(), PROCESS, DenoisingConfig(caption_dropout=0.5), 2, BOTH.degradation)
-    results = []
-    for size in (7, 3, 1):
-        task.zero_grad()
-        pieces = [(piece, Draw(0, piece.index)) for piece in batch.split(size)]
-        reports = task.backward(pieces, lambda piece, draw, sync: task(piece, draw), 1.0)
-        results.append((torch.cat([report["loss"] for report in reports]), gradient(task)))
-    for loss, found in results[1:]:
-        assert_close(loss, results[0][0], rtol=1e-5, atol=1e-6)
-        assert (found - results[0][1]).norm() < 1e-5 * results[0][1].norm()
 
 
 # ------------------------------------------------------------------------------------------------------ what it reports
