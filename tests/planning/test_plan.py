@@ -423,7 +423,6 @@ def test_the_script_plans():
     [
         ("--gpus 0", "gpus is 0, but must be at least 1"),
         ("--gpus 12", "gpus is 12, but must be a multiple of --gpus_per_node (8)"),
-        ("--gpu h1000", "h1000"),
         ("--global_batch 100", "global_batch is 100, but must be a multiple of --gpus (8)"),
         ("--reserve 1", "reserve is 1, but"),
         ("--utilization 0.5", "utilization is 0.5, but must be LOWEST,HIGHEST"),

@@ -443,8 +443,9 @@ def test_old_checkpoints_are_removed_when_asked(tmp_path):
     run(make_loop(tmp_path, save_interval=2, keep_checkpoints=2))
     assert {name for name in os.listdir(tmp_path) if name.startswith("model")} == {"model000008.pt", "model000010.pt"}
     os.remove(tmp_path / "opt000008.pt")  # by hand
-    run(make_loop(tmp_path, save_interval=2, keep_checkpoints=2, iterations=14))
-    assert {name for name in os.listdir(tmp_path) if name.startswith("model")} == {"model000012.pt", "model000014.pt"}
+    run(make_loop(tmp_path, save_interval=2, keep_checkpoints=2, backup_interval=11, iterations=14))
+    names = {f"model0000{step}.pt" for step in (11, 12, 14)}
+    assert {name for name in os.listdir(tmp_path) if name.startswith("model")} == names
 
 
 def test_another_runs_folder_is_refused(tmp_path):

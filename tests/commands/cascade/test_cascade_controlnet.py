@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from cascade_file_making import COMMON, FILES, SIDE, frozen_of, make_frozen, make_world, run, write_file
+from cascade_file_making import COMMON, FILES, SIDE, frozen_of, run
 from checkpoint_making import make_classifier_file
 from script_running import hashes
 from script_running import run as run_script
@@ -28,16 +28,6 @@ EXAMPLE = {
     "controlnet_filter_params": {"resize": 16},
     "controlnet_bottleneck_mode": "semantic",
 }
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("shards"))
-
-
-@pytest.fixture(scope="module")
-def frozen(tmp_path_factory, world):
-    return make_frozen(tmp_path_factory.mktemp("frozen"), world)
 
 
 def make_base(folder, world, frozen, *changes) -> str:
@@ -222,12 +212,10 @@ def test_only_what_concerns_training_may_differ_from_the_process_of_the_base(tmp
     [
         ({"controlnet_blocks": None}, r"controlnet_blocks \(.*\) is required"),
         ({"controlnet_filter": None}, r"controlnet_filter \(.*\) is required"),
-        ({"controlnet_bottleneck_mode": "efnet"}, "did you mean effnet"),
         ({"controlnet_bottleneck_mode": None}, "effnet, which starts from the weights of a semantic encoder efficient"),
         ({"model_version": "3.6B"}, r"widths is 2048,2048 \(model_version 3.6B\), but the base"),
         ({"model": {"cond_width": 32}}, "cond_width is 32, but the base"),
         ({"module_filters": [".attn"]}, "belongs to the training of a LoRA"),
-        ({"edm_objective": True}, "never had an effect"),
         ({"base": {"identity": "0123456789abcdef"}}, "but the run was begun with 0123456789abcdef: give those"),
         ({"generator_checkpoint_path": "semantic"}, "holds a semantic, but a stage_c is required here"),
     ],
@@ -237,9 +225,3 @@ def test_bad_files_are_refused(tmp_path, world, frozen, base, changes, message):
         changes = {"generator_checkpoint_path": frozen["effnet_checkpoint_path"]}
     with pytest.raises(InputError, match=message):
         parse_cascade([example(tmp_path, world, frozen, base, **changes)]).recipe().open(ALONE)
-
-
-def test_a_controlnets_keys_are_refused_elsewhere(tmp_path, world, frozen):
-    path = write_file("stage_c", tmp_path, world, *frozen_of("stage_c", frozen), ("controlnet_blocks", [0]))
-    with pytest.raises(InputError, match="belongs to the training of a ControlNet"):
-        parse_cascade([path])

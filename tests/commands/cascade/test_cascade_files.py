@@ -51,6 +51,13 @@ def test_every_documented_key_arrives_where_it_works(tmp_path):
     assert run.image_clip_name == "openai/clip-vit-large-patch14"
 
 
+def test_the_rate_falls_to_0_at_the_last_update_if_told_so(tmp_path):
+    optims = [
+        read("semantic", tmp_path, "w", ("loop.lr_anneal", each)).recipe().optims[""] for each in ("linear", None)
+    ]
+    assert [(optim.lr_anneal_steps, optim.lr_anneal) for optim in optims] == [(4, "linear"), (0, "linear")]
+
+
 def test_what_is_left_out_is_off(tmp_path):
     lines = [line for line in DOCUMENTED.splitlines() if not line.startswith(("ema_", "wandb", "multi", "adaptive"))]
     run = documented(tmp_path, "\n".join(lines))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from cascade_file_making import UNET, frozen_of, make_frozen, make_world, read, run, write_file
+from cascade_file_making import UNET, frozen_of, make_world, read, run, write_file
 from latent_making import B, C
 from open_clip_making import make_open_clip
 from released_making import (
@@ -187,16 +187,6 @@ def test_what_is_not_meant_is_refused(tmp_path):
 
 
 # ----------------------------------------------------------------------------- an encoder that is trained with stage B
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("shards"))
-
-
-@pytest.fixture(scope="module")
-def frozen(tmp_path_factory, world):
-    return make_frozen(tmp_path_factory.mktemp("frozen"), world)
 
 
 def joint(folder: Path, world: str, frozen: dict[str, str], *changes) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cascade_file_making import SAMPLES, UNET, frozen_of, make_frozen, make_world, read, run, write_file
+from cascade_file_making import SAMPLES, UNET, frozen_of, make_world, read, run, write_file
 from checkpoint_making import make_classifier_file
 from marks import slow
 from refusing import refused
@@ -29,14 +29,8 @@ RATIOS = {"multi_aspect_ratio": ["1/1", "1/2"], "data.bucket_factor": 8, "bucket
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("shards"))
-
-
-@pytest.fixture(scope="module")
-def common(tmp_path_factory, world):
+def common(tmp_path_factory, frozen):
     """Settings of each stage whose text, and image embeddings, a CLIP makes, with much dropped."""
-    frozen = make_frozen(tmp_path_factory.mktemp("frozen"), world)
     clip = make_classifier_file(tmp_path_factory.mktemp("clip"), noised=False)
     model = {**UNET, "micro_conditions": [], "text": {"enc_attn_dim": 0, "text_length": 12}, "pooled_width": 16}
     own = {

@@ -177,7 +177,9 @@ def test_lists_are_for_each_unet(tmp_path):
     ]  # fmt: skip
     run = read_run_file(write_file(tmp_path, *changes, world="{}.tar"))
     optims = list(run.recipe().optims.values())
-    assert [optim.lr for optim in optims] == [1e-3, 2e-3, 3e-3] and run.trained == [0, 2]
+    assert [optim.lr for optim in optims] == [1e-3, 2e-3, 3e-3] and run.trained == [0, 2] and run.image_size == 32
+    first = ("train.unet_training_mask", [True, False, False])  # the others' images may be larger
+    assert read_run_file(write_file(tmp_path, *changes, first, world="{}.tar")).image_size == 8
     assert [optim.weight_decay for optim in optims] == [0.5] * 3
     assert [optim.warmup_steps for optim in optims] == [0, 5, 6]
     assert [optim.grad_clip for optim in optims] == [1, 0, 2]
