@@ -40,7 +40,7 @@ from .decoders.evaluating import DecoderMetrics, DecoderSampler, compared, metri
 from .decoders.materials import Materials, open_materials
 from .decoders.rules import last_trained, wrong_between
 from .decoders.sections import DataSection, LogConfig, TrackerSection, TrainSection
-from .recipe import Recipe, Session, translated
+from .recipe import Recipe, Session, open_loader, translated
 
 FILES = ("log", "csv", "jsonl", "samples")  # of the run's log, in data_path
 META = "decoder_config.json"
@@ -358,16 +358,9 @@ def _part(recipe: Recipe, name: str, materials: Materials, world: World) -> Load
     shards, is_train = materials.shards[name], name == "train"
     if not shards:
         return None
-    return Loader(
-        recipe.data if is_train else replace(recipe.data, resample=False),
-        materials.spec,
-        seed=recipe.training.seed if is_train else EVALUATION_SEED,
-        batch_size=recipe.training.batch_size,
-        rank=world.slot,
-        world_size=world.size,
-        shuffle=data.shuffle_train or data.resample_train if is_train else data.shuffle_val_test,
-        augment=is_train,
-        sources=shards,
-        device=world.device,
-        world=world,
-    )
+    seed, shuffle = recipe.training.seed, data.shuffle_train or data.resample_train
+    if not is_train:
+        seed, shuffle = EVALUATION_SEED, data.shuffle_val_test
+        recipe = replace(recipe, data=replace(recipe.data, resample=False))
+    options = {"seed": seed, "shuffle": shuffle, "augment": is_train, "sources": shards}
+    return open_loader(recipe, materials.spec, world, **options)

@@ -52,10 +52,12 @@ class LoraSettings:
     """What every training of a LoRA is set by, beside the settings of its base's kind.
 
     base_setting: the one that gives the checkpoint of the base.
+    no_prior:     why there are no regularization images; "" = there may be.
     """
 
     kind: ClassVar[str]
     base_setting: ClassVar[str] = "model_path"
+    no_prior: ClassVar[str] = ""
 
     module_filters: tuple[str, ...] = option(
         ("att",),  # attention and attn
@@ -111,22 +113,20 @@ class LoraSettings:
         open_networks(path, (kind,))  # an InputError for anything else
         own_class: Any = cls
         said = load_file(path)["config"]
-        for name, member in members(find_kind(kind)).items():
-            assert isinstance(member, Section)  # of a kind's settings
+        of_network, of_run = members(find_kind(kind)), members(own_class)
+        for name, member in {**of_network, **{each: of_run[each] for each in TASK_SECTIONS if each in of_run}}.items():
             own = completed.get(name, {})
-            if isinstance(own, Mapping):
-                of_base = present_form(member.config, {**said.get(name, {})})
-                completed[name] = merged = overlaid(of_base, own)
-                training = {key: value for key, value in own.items() if str(key).startswith(TRAINING_ONLY)}
-                plain = overlaid(of_base, training)
-                if changed := differences(plain, merged, member.config):
-                    size = ", and model_version, which stands for some" if tree.get("model_version") else ""
-                    others = f"but {named(name)} says others: {', '.join(changed)}; leave these out{size}"
-                    raise InputError(Fault(cls.base_setting, f"{path} says its settings itself, {others}"))
-        for name in TASK_SECTIONS:
-            if name in said and name in members(own_class) and isinstance(completed.get(name, {}), Mapping):
-                of_base = present_form(cast(Section, members(own_class)[name]).config, said[name])
-                completed[name] = overlaid(of_base, completed.get(name, {}))
+            if not isinstance(own, Mapping):
+                continue
+            section_class = cast(Section, member).config
+            of_base = present_form(section_class, {**said.get(name, {})})
+            completed[name] = merged = overlaid(of_base, own)
+            training = {key: value for key, value in own.items() if str(key).startswith(TRAINING_ONLY)}
+            changed = differences(overlaid(of_base, training), merged, section_class)
+            if changed and name in of_network:
+                size = ", and model_version, which stands for some" if tree.get("model_version") else ""
+                others = f"but {named(name)} says others: {', '.join(changed)}; leave these out{size}"
+                raise InputError(Fault(cls.base_setting, f"{path} says its settings itself, {others}"))
         return completed
 
     def faults(self) -> Iterator[Fault]:
@@ -134,6 +134,8 @@ class LoraSettings:
             rule = f"and {named('train_tokens')} are both empty, so there is nothing to train: set one"
             yield Fault("module_filters", rule)
         yield from faults_of(lambda: self.specs, "train_tokens")
+        if self.prior_data_dir and self.no_prior:
+            yield Fault("prior_data_dir", f"is set, but {self.no_prior}: leave it out")
         yield from super().faults()  # type: ignore[misc]  # of the base's kind
         recipe = super().recipe()  # type: ignore[misc]
         if recipe.training.sharding.parallel != "ddp":
@@ -234,7 +236,6 @@ def _open(opening, recipe: Recipe, world: World, _: Tokenizer | None) -> Session
         recipe=session.recipe.of(settings),
         task=task,
         initial=network,
-        whole=True,
         names=tuple(bases),
         loaders=loaders,
         exports=exports,
@@ -320,12 +321,7 @@ class ClassifierLora(NetworkLora, ClassifierRun):
     """Settings of ``train_lora.py`` for a classifier."""
 
     kind: ClassVar[str] = "classifier_lora"
-
-    def faults(self) -> Iterator[Fault]:
-        if self.prior_data_dir:
-            rule = "is set, but a contrastive loss has no weights of samples: leave it out"
-            yield Fault("prior_data_dir", rule)
-        yield from super().faults()
+    no_prior: ClassVar[str] = "a contrastive loss has no weights of samples"
 
 
 @settings
@@ -333,10 +329,9 @@ class DecoderLora(NetworkLora, DecoderRun):
     """Settings of ``train_lora.py`` for U-Nets of a decoder."""
 
     kind: ClassVar[str] = "decoder_lora"
+    no_prior: ClassVar[str] = "decoders are trained without such images"
 
     def faults(self) -> Iterator[Fault]:
-        if self.prior_data_dir:
-            yield Fault("prior_data_dir", "is set, but decoders are trained without such images: leave it out")
         if self.check:
             yield Fault("check", "is set, but it describes the training of whole decoders: leave it out")
         yield from super().faults()

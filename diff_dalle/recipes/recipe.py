@@ -198,9 +198,9 @@ class Session:
     tokenizer: of ours that reads the captions, if any.
     spec:      what a training sample must hold; nothing else is read from the shards.
     task:      what trains a network, given the network, its name, and samples whose conditions previews show.
-    initial:   a network of a name with its initial weights; torch's generator is seeded with the run's seed.
+    initial:   a network of a name as it is to be trained: on the device, with its initial weights, equal on all ranks;
+               torch's generator is seeded with the run's seed. None = one with random weights.
     start:     overwrites what a new network does not start from at random.
-    whole:     ``initial`` returns the network as it is to be trained: on the device, equal on all ranks.
     names:     of the networks that are trained.
     optims:    in place of the recipe's: of networks whose task has several, by its parts.
     frozen:    networks by name that are not trained but belong to the model that is saved.
@@ -221,7 +221,6 @@ class Session:
     tokenizer: Tokenizer | None = None
     initial: Callable[[str], nn.Module] | None = None
     start: Callable[[nn.Module], None] = lambda network: None
-    whole: bool = False
     names: Sequence[str] = ("",)
     optims: Mapping[str, Mapping[str, OptimConfig]] = field(default_factory=dict)
     frozen: Mapping[str, nn.Module] = field(default_factory=dict)
@@ -241,8 +240,9 @@ class Session:
     def network(self, name: str = "") -> nn.Module:
         """A network to be trained with its initial weights, a function of the seed. Every rank calls it."""
         training, world = self.recipe.training, self.world
-        if self.whole:
-            model = self._initial(name)
+        if self.initial is not None:
+            torch.manual_seed(training.seed)
+            model = self.initial(name)
         elif self._is_sharded:
             return build_sharded(partial(self._initial, name), self._parts, world, training.sharding)
         else:
@@ -257,10 +257,7 @@ class Session:
 
     def _initial(self, name: str) -> nn.Module:
         torch.manual_seed(self.recipe.training.seed)
-        if self.initial is not None:
-            network = self.initial(name)
-        else:
-            network = self.recipe.network.build(self.tokenizer.vocab_size if self.tokenizer else 0, name)
+        network = self.recipe.network.build(self.tokenizer.vocab_size if self.tokenizer else 0, name)
         if not next(network.parameters()).is_meta:  # other ranks get rank 0's values
             self.start(network)
         return network
@@ -304,11 +301,7 @@ class Session:
         return (self.loaders or standard_loaders)(self)
 
     def loader(self, **options: Any) -> Loader:
-        """Samples of ``recipe.data``; options: of ``Loader``, in place of the run's."""
-        world = self.world
-        share = {"batch_size": self.recipe.training.batch_size, "rank": world.slot, "world_size": world.size}
-        own = {"spec": self.spec, "device": world.device, "world": world, **share}
-        return Loader(self.recipe.data, **{**own, **options})
+        return open_loader(self.recipe, self.spec, self.world, **options)
 
     def identity(self) -> Identity:
         """What the run's checkpoints say about their origin: all settings except their location, without secrets."""
@@ -318,6 +311,13 @@ class Session:
             return Identity(settings.kind, config)
         vocabulary = tokenizer.vocabulary.text() if settings.tokenizer.bpe_path else ""
         return Identity(settings.kind, config, tokenizer.identity, vocabulary)
+
+
+def open_loader(recipe: Recipe, spec: SampleSpec, world: World, **options: Any) -> Loader:
+    """Samples of ``recipe.data``; options: of ``Loader``, in place of the run's."""
+    share = {"batch_size": recipe.training.batch_size, "rank": world.slot, "world_size": world.size}
+    own = {"spec": spec, "device": world.device, "world": world, **share}
+    return Loader(recipe.data, **{**own, **options})
 
 
 def standard_loaders(session: Session) -> tuple[Loader, Loader | None]:

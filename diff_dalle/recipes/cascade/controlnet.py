@@ -14,7 +14,6 @@ from ...checkpoints.decoder import ClipConfig
 from ...checkpoints.loading import open_network
 from ...config import Fault, InputError, faults_of, named, option, section, settings
 from ...diffusion.log_snr import LogSnrProcess
-from ...diffusion.log_snr_config import LogSnrConfig
 from ...distributed.world import World
 from ...images.control_filters.contract import Materials
 from ...images.control_filters.table import ControlConfig
@@ -87,7 +86,8 @@ class StageCControlNetRun(StageCRun):
         base, version = saved.settings, self.model_version
         usual = STAGE_C_SIZES[version] if version else StageCConfig()
         strict = STRUCTURE if version else ()
-        base = replace(base, diffusion=_training_of(base.diffusion, self.diffusion))
+        trained_by = {name: getattr(self.diffusion, name) for name in TRAINED_BY}
+        base = replace(base, diffusion=replace(base.diffusion, **trained_by))
         run, frozen = with_frozen(
             replace(
                 self,
@@ -139,11 +139,6 @@ class StageCControlNetRun(StageCRun):
         start: StageCControlNetSettings = open_network(self.controlnet_checkpoint_path, self.kind).settings
         backbone = replace(config.backbone, stem_padding=start.controlnet.backbone.stem_padding)
         return control.continuing(start.control), replace(config, backbone=backbone)
-
-
-def _training_of(base: LogSnrConfig, own: LogSnrConfig) -> LogSnrConfig:
-    """The base's process, trained as one's own says."""
-    return replace(base, **{name: getattr(own, name) for name in TRAINED_BY})
 
 
 def _name_of(clip: ClipConfig | None) -> str | None:
