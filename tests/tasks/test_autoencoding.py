@@ -8,7 +8,6 @@ from torch.testing import assert_close
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion.augmentation import area_downsample
-from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.models.latent.discriminator import Discriminator, DiscriminatorConfig
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
 from diff_dalle.models.latent.stage_a import StageA, StageAConfig
@@ -23,8 +22,6 @@ from diff_dalle.tasks.semantic import (
     sample_moments,
     usable,
 )
-from diff_dalle.training.optim import OptimConfig
-from diff_dalle.training.trainee import Trainee
 
 A = StageAConfig(width=8, bottleneck_blocks=1, codebook_size=16)
 S = SemanticConfig(stride=8, encoder_width=4, encoder_blocks=1, previewer_width=8)
@@ -328,32 +325,6 @@ def test_previews_of_a_semantic_encoder_are_shown_below_small_originals():
     task.shown = make_batch(range(2), size=(32, 32)).images
     with torch.no_grad():
         assert task.previews()["previews"].shape == (2 * 100 + 4, 2 * 100 + 4, 3)
-
-
-def test_an_average_of_a_semantic_encoder_has_statistics_of_its_own():
-    """At a high rate its weights are far from the present ones, whose statistics would shift its latents."""
-    torch.manual_seed(0)
-    task = make_semantic()
-    world = World(SINGLE, torch.device("cpu"))
-    trainee = Trainee(task, OptimConfig(lr=3e-2, ema_rate=(0.98,), ema_start=0), "fp32", world)
-    batch = make_batch(range(12), size=(32, 32))
-    for i in range(30):
-        trainee.update([(batch, draw_of(batch))], i)
-    (ema,), present = trainee.emas, dict(task.model.named_buffers())
-
-    def offset() -> float:
-        """The largest mean of a channel, in standard deviations."""
-        with torch.no_grad():
-            latents = task.model.encode(batch.images)
-        return float((latents.mean((0, 2, 3)).abs() / latents.std((0, 2, 3))).max())
-
-    kept = {name: buffer.clone() for name, buffer in present.items()}
-    with ema.in_place():
-        own = offset()
-        for name, buffer in present.items():
-            buffer.copy_(kept[name])
-        others = offset()
-    assert others > 2 * own, (own, others)
 
 
 # --------------------------------------------------------------------------------------------------------- calibration

@@ -1,13 +1,12 @@
 """Training an upsampler: low-resolution images, their degradation as a function of position, reported values."""
 
-import io
-import tarfile
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from shard_making import encoded, tar_bytes
 from torch import nn
 from torch.testing import assert_close
 
@@ -249,16 +248,10 @@ def test_half_precision_changes_no_measure():
 
 
 def make_shard(folder, count=24, size=(16, 24)):
-    """A tar of noise images with captions."""
-    generator = np.random.default_rng(0)
-    with tarfile.open(folder / "0.tar", "w") as tar:
-        for number in range(count):
-            png = io.BytesIO()
-            Image.fromarray(generator.integers(0, 256, (*size, 3), dtype=np.uint8)).save(png, "PNG")
-            for ending, data in (("png", png.getvalue()), ("txt", b"noise")):
-                member = tarfile.TarInfo(f"{number:03d}.{ending}")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    """A tar of noise images."""
+    noise = np.random.default_rng(0).integers(0, 256, (count, *size, 3), dtype=np.uint8)
+    files = [(f"{number:03d}.png", encoded(Image.fromarray(each), "PNG")) for number, each in enumerate(noise)]
+    (folder / "0.tar").write_bytes(tar_bytes(files))
     return DataConfig(data_dir=(str(folder),), num_workers=0, random_flip=True)
 
 

@@ -18,7 +18,6 @@ from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.training_kinds import parse_cascade
 from diff_dalle.config import InputError
-from diff_dalle.distributed import devices
 from diff_dalle.distributed.rendezvous import ProcessInfo
 from diff_dalle.distributed.world import ALONE, World
 from diff_dalle.models.latent.stage_a import StageAConfig
@@ -101,27 +100,11 @@ def test_a_wrong_parameter_of_a_filter_is_said_with_its_path_and_line(tmp_path):
 # ------------------------------------------------------------------------------------------------ keys with a default
 
 
-def test_tf32_is_a_setting_of_cuda_devices(tmp_path, monkeypatch):
-    """Also for the networks that a run loads later, which do not say it."""
+def test_tf32_is_set_at_the_root(tmp_path):
     run = read("semantic", tmp_path, "w", ("allow_tf32", True))
     assert run.distributed.allow_tf32 and not read("semantic", tmp_path, "w").distributed.allow_tf32
     with pytest.raises(InputError, match=r"^allow_tf32 \(.*yaml, line \d+\) is 'perhaps', but must be"):
         read("semantic", tmp_path, "w", ("allow_tf32", "perhaps"))
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
-    monkeypatch.setattr(devices, "_allow_tf32", False)
-
-    def switches(name: str, allow: bool | None) -> tuple[str, bool]:
-        monkeypatch.setattr(devices, "pick_device", lambda name, place: torch.device(name))
-        devices.use_device(name, allow_tf32=allow)
-        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-
-    try:
-        assert switches("cuda", None) == switches("cpu", True) == ("highest", False)
-        assert switches("cuda", True) == switches("cuda", None) == ("high", True)
-        assert switches("cuda", False) == switches("cuda", None) == ("highest", False)
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]
 
 
 def test_weights_are_written_as_safetensors_too(tmp_path, world):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from checkpoint_making import make_classifier_file, make_file
-from decoder_file_making import UNET, changed, read_run_file, write_file
+from decoder_file_making import UNET, read_run_file, write_file
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.config import InputError, to_dict
+from diff_dalle.config import InputError
 from diff_dalle.recipes.decoder import DecoderRun
 
 PUBLISHED = Path(__file__).parents[2] / "record" / "given" / "documented"
@@ -227,13 +227,6 @@ def test_the_device_is_that_of_the_file_or_the_flag(tmp_path):
     assert read_run_file(path, "--device", "cuda").recipe().distributed.device == "cuda"  # a flag overrides a file
     path = write_file(tmp_path, ("train.device", "auto"), world="{}.tar")
     assert read_run_file(path, "--device", "cuda").recipe().distributed.device == "cuda"
-
-
-def test_a_run_is_recorded_without_its_place(tmp_path):
-    run = read_run_file(write_file(tmp_path, world="{}.tar"))
-    config = run.without_place(to_dict(run))
-    assert "data_path" not in config["tracker"] and config["decoder"] == to_dict(run.decoder)
-    assert changed()["train"]["epochs"] == config["train"]["epochs"]
 
 
 @pytest.mark.parametrize(
