@@ -139,10 +139,9 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     session = steered_session(open_generator(recipe, world, saved.tokenizer), steered)
 
     def task(model: nn.Module, name: str, shown: Loader) -> ControlledDenoisingTask:
-        process = training_process(run.diffusion)
-        previews = _previews(recipe, world, steered, saved.tokenizer, shown)
         controlled = chosen_task(run.training.task, ControlledDenoisingTask)
-        found = controlled(model, process, run.denoising, run.num_classes, previews)
+        found = controlled(model, training_process(run.diffusion), run.denoising, run.num_classes)
+        found.preview = _previews(recipe, world, steered, saved.tokenizer, shown)
         found.add_companion(BASE, session.ready_frozen(steered.network))
         found.control_filter = steered.control_filter
         return found

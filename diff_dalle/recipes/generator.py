@@ -140,7 +140,8 @@ def open_generator(recipe: Recipe, world: World, tokenizer: Tokenizer | None) ->
     spec = SampleSpec(image, captions, run.num_classes)
 
     def task(model: nn.Module, name: str, shown: Loader) -> DenoisingTask:
-        found = _task(recipe, world, tokenizer, model, shown)
+        found = _task(run, model)
+        found.preview = previews_of(recipe, world, tokenizer, shown)
         if run.kind == GeneratorRun.kind:  # a LoRA adapts a network whose tokens take all blocks
             found.routes = run.model.unet.route_share > 0
             found.routed_until = run.training.position_at(run.model.unet.route_until, world.size)
@@ -151,16 +152,15 @@ def open_generator(recipe: Recipe, world: World, tokenizer: Tokenizer | None) ->
     return session
 
 
-def _task(recipe: Recipe, world: World, tokenizer: Tokenizer | None, model: nn.Module, shown: Loader) -> DenoisingTask:
-    run: GeneratorRun = recipe.settings
-    process, previews = training_process(run.diffusion), previews_of(recipe, world, tokenizer, shown)
+def _task(run: GeneratorRun, model: nn.Module) -> DenoisingTask:
+    process = training_process(run.diffusion)
     if run.model.is_upsampler:
         factor, degradation = run.model.factor, run.augmentation.degradation
         upsampling = chosen_task(run.training.task, UpsamplingTask)
-        task: DenoisingTask = upsampling(model, process, run.denoising, factor, degradation, run.num_classes, previews)
+        task: DenoisingTask = upsampling(model, process, run.denoising, factor, degradation, run.num_classes)
     else:
         denoising = chosen_task(run.training.task, DenoisingTask)
-        task = denoising(model, process, run.denoising, run.num_classes, previews)
+        task = denoising(model, process, run.denoising, run.num_classes)
     task.inpaints = run.model.inpaint
     return task
 

@@ -39,9 +39,9 @@ class DecodingTask(DenoisingTask):
     model: DecoderUnet
     process: SpacedDiffusion
 
-    def __init__(self, model: DecoderUnet, stage: DecoderStage, preview=None):
+    def __init__(self, model: DecoderUnet, stage: DecoderStage):
         process = create_gaussian_diffusion(stage.diffusion)
-        super().__init__(model, process, DenoisingConfig(caption_dropout=0.0), preview=preview)
+        super().__init__(model, process, DenoisingConfig(caption_dropout=0.0))
         self.stage = stage
         self.limit = thresholding(stage.guidance, PixelSignal.value_range)
 

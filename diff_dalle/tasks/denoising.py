@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -18,6 +18,7 @@ from ..diffusion.resample import DenoisingConfig, UniformSampler
 from ..evaluation.fidelity import PSNR_CAP
 from ..images.control_filters.inpainting import box_or_stroke_masks
 from ..randomness import Draw
+from ..training.task import Shown
 from .auxiliary import ENCODER, PROJECTOR, Alignment, Imitation, Perceptual
 from .timesteps import QUARTILES, TimestepTask, by_quartile
 
@@ -29,8 +30,8 @@ class DenoisingTask(TimestepTask):
 
     model:   network called as ``model(x_t, t, cond=...)``.
     process: the full (not respaced) process.
-    preview: model → named preview images; None = no previews.
 
+    ``preview``, set by whoever makes the task, makes named preview images of the denoiser; None = no previews.
     ``alignment``, with the companion ``ENCODER``, and ``perceptual`` add their losses in training.
     """
 
@@ -38,13 +39,12 @@ class DenoisingTask(TimestepTask):
     imitation: Imitation | None = None  # of a LoRA's base
     routes = False  # whether image tokens skip blocks of the network in training
     routed_until: int | None = None  # the position in the data from which on none does; None = never
+    preview: Callable[[nn.Module], Mapping[str, Shown]] | None = None
     inpaints = False  # whether the network sees the known part of an image
 
-    def __init__(
-        self, model: nn.Module, process: TrainingProcess, config: DenoisingConfig, num_classes: int = 0, preview=None
-    ):
+    def __init__(self, model: nn.Module, process: TrainingProcess, config: DenoisingConfig, num_classes: int = 0):
         super().__init__(model, process, config)
-        self.num_classes, self.preview = num_classes, preview
+        self.num_classes = num_classes
         self.alignment: Alignment | None = None
         self.perceptual: Perceptual | None = None
 
@@ -128,7 +128,7 @@ class DenoisingTask(TimestepTask):
         """``values`` by quarter of the process: quartile 0 has the least noise."""
         return by_quartile(name, values, (QUARTILES * t / self.process.duration).long().clamp(max=QUARTILES - 1))
 
-    def previews(self):
+    def previews(self) -> Mapping[str, Shown]:
         return self.preview(self.denoiser) if self.preview else {}
 
 
@@ -146,9 +146,8 @@ class UpsamplingTask(DenoisingTask):
         factor: int,
         degradation: Degradation,
         num_classes: int = 0,
-        preview=None,
     ):
-        super().__init__(model, process, config, num_classes, preview)
+        super().__init__(model, process, config, num_classes)
         self.factor, self.degradation = factor, degradation
 
     def condition(self, batch: Batch, draw: Draw) -> Conditioning:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -48,7 +48,7 @@ class LatentTask(Task):
 
     autoencoder: name of the companion whose latents are denoised.
 
-    preview: task → named previews; None = no previews.
+    ``preview``, set by whoever makes the task, makes named previews of it; None = no previews.
 
     The unweighted losses of training are collected by log-SNR for a plot, from one preview to the next; a resumed run
     begins anew.
@@ -60,10 +60,11 @@ class LatentTask(Task):
     recorded = ("log_snr",)
     trains_conditions = False  # whether the loss has a gradient for what makes the conditions
     imitation: Imitation | None = None  # of a LoRA's base
+    preview: Callable[[LatentTask], dict[str, Shown]] | None = None
 
-    def __init__(self, model: LatentUnet, process: LogSnrProcess, config: LatentConfig, preview=None):
+    def __init__(self, model: LatentUnet, process: LogSnrProcess, config: LatentConfig):
         super().__init__()
-        self.model, self.process, self.config, self.preview = model, process, config, preview
+        self.model, self.process, self.config = model, process, config
         self.collected: Meter | None = None  # losses of training by log-SNR
         self.plot = OptionalPlot()
         self.empty: list[Tensor] | None = None  # a caption's tokens and mask, on the device
