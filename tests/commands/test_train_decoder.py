@@ -94,19 +94,6 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("unet*.pt"))}
 
 
-def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for folder in (whole, cut):
-        folder.mkdir()
-        changes = [*TWO_UNETS, QUIET, ("tracker.log", {"log_type": "console", "auto_resume": True})]
-        path = write_file(folder, *changes, world=world)
-        for epochs in (1, 2) if folder == cut else (2,):
-            work(path, "--set", f"train.epochs={epochs}")
-    left, right = digests(whole / "run"), digests(cut / "run")
-    last = [name for name in left if name.endswith("000005.pt")]
-    assert len(last) == 6 and all(left[name] == right[name] for name in last)
-
-
 def test_epochs_and_intervals_are_counted_in_samples(tmp_path, world):
     recipe = read_run_file(write_file(tmp_path, world=world)).recipe()
     assert recipe.training.samples == 2 and open_decoder(recipe, ALONE).recipe.training.samples == 20

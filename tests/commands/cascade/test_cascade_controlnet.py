@@ -7,7 +7,6 @@ import torch
 import yaml
 from cascade_file_making import COMMON, FILES, SIDE, frozen_of, run
 from checkpoint_making import make_classifier_file
-from script_running import hashes
 from script_running import run as run_script
 
 from diff_dalle.checkpoints.checkpoint import load_file
@@ -122,16 +121,6 @@ def test_a_threshold_of_no_saliency_is_told(tmp_path, world, frozen, base, capsy
         assert (
             capsys.readouterr().out.count("Note: controlnet_filter_params has a threshold of saliency, which") == told
         )
-
-
-def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, base):
-    params = {"p_outpaint": 0.4, "thresold": [0.1, 0.2]}
-    changes = {"controlnet_filter": "InpaintFilter", "controlnet_filter_params": params}
-    for name, updates in (("whole", 2), ("cut", 1), ("cut", 2)):
-        train_example(tmp_path / name, world, frozen, base, **changes, updates=updates)
-    whole, cut = (hashes(tmp_path / name / "run") for name in ("whole", "cut"))
-    last = {name for name in whole if "000002" in name}
-    assert len(last) == 2 and all(whole[name] == cut[name] for name in last)
 
 
 @pytest.mark.parametrize(

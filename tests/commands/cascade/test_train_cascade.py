@@ -12,7 +12,6 @@ from cascade_file_making import SIDE, UNET, frozen_of, make_world, read, run, wr
 from checkpoint_making import make_classifier_file
 from marks import slow
 from PIL import Image
-from script_running import hashes
 from script_running import run as run_script
 from shard_making import encoded, random_image, tar_bytes
 
@@ -64,23 +63,6 @@ def same_weights(one: Path, other: Path) -> None:
     """To rounding."""
     one, other = (weights(folder / "run" / "model000003.pt") for folder in (one, other))
     torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("begun", ["stage_a", slow("semantic"), slow("stage_b"), "stage_c"], indirect=True)
-def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, begun):
-    """Optimizers, discriminator, revivals, adaptive weights, averages and buckets included."""
-    kind, folder, first = begun
-    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
-    run(kind, tmp_path, world, *three(kind, frozen))
-    whole, cut = hashes(folder / "run"), hashes(tmp_path / "run")
-    last = {name for name in whole if "000003" in name}
-    assert last == {"model000003.pt", "ema_0.5_000003.pt", "opt000003.pt"}
-    assert all(whole[name] == cut[name] for name in last)
-    state = load_file(str(tmp_path / "run" / "opt000003.pt"), ("optimizer",))["state"]
-    if kind == "stage_a":
-        assert state["task"]["updates"] == 3 and list(state["modules"]) == ["discriminator"]
-    elif kind in ("stage_b", "stage_c"):
-        assert (state["task"]["adaptive_weight"] != 1).any()
 
 
 @pytest.mark.parametrize(
