@@ -1,6 +1,7 @@
 """Training stages B and C: latents, conditions and what is dropped of them, adaptive weights, previews."""
 
 import contextlib
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -327,34 +328,24 @@ def row_of(grid, row, count) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("make", [stage_b, stage_c])
-def test_previews_show_each_image_from_the_original_to_a_sample(make):
-    task, batch = make(), make_batch(range(3), size=(96, 96))
-    task.eval()
-    with torch.no_grad():
-        grid = previews_of(task, batch)(task)["samples"]
-    assert grid.shape == (5 * 100 + 4, 3 * 100 + 4, 3)
-    original = ((batch.images[1].permute(1, 2, 0) + 1) * 127.5).round().numpy().astype(np.uint8)
-    rows = [grid[4 + row * 100 : 100 + row * 100, 104:200] for row in range(5)]
-    assert np.array_equal(rows[0], original)
-    for one, other in ((1, 2), (2, 3), (3, 4)):
-        assert not np.array_equal(rows[one], rows[other])
-    with torch.no_grad():
-        pieces = previews_of(task, batch, 2)(task)["samples"]
-    assert np.abs(grid.astype(int) - pieces).max() <= 1  # the same samples whatever is sampled together
-
-
-def test_the_table_has_captions_samples_and_originals_of_the_grid(monkeypatch):
-    task, batch = stage_c(), make_batch(range(3), size=(96, 96))
-    task.eval()
+def test_previews_show_each_image_from_the_original_to_a_sample(make, monkeypatch):
+    """In a grid and in a table with captions, whatever is sampled together."""
+    task, batch = make().eval(), make_batch(range(3), size=(96, 96))
     monkeypatch.setattr(task, "pictures", lambda batch, cond: {"control": -batch.images})
-    for size in (8, 2):
-        with torch.no_grad():
-            shown = previews_of(task, batch, size)(task)
-        grid, columns = shown["samples"], shown["samples_table"].columns
-        assert list(columns) == ["caption", "sampled", "control", "original"]
-        assert columns["caption"] == ["caption 0", "caption 1", "caption 2"]
-        for name, row in {"original": 0, "control": 1, "sampled": 5}.items():
-            assert np.array_equal(columns[name], row_of(grid, row, 3))
+    with torch.no_grad():
+        shown, pieces = (previews_of(task, batch, size)(task) for size in (8, 2))
+    grid, columns = shown["samples"], shown["samples_table"].columns
+    assert grid.shape == (6 * 100 + 4, 3 * 100 + 4, 3)
+    assert np.abs(grid.astype(int) - pieces["samples"]).max() <= 1
+    rows = [row_of(grid, row, 3) for row in range(6)]
+    original = ((batch.images[1].permute(1, 2, 0) + 1) * 127.5).round().numpy().astype(np.uint8)
+    assert np.array_equal(rows[0][1], original)
+    for one, other in itertools.pairwise(rows):
+        assert not np.array_equal(one, other)
+    assert list(columns) == ["caption", "sampled", "control", "original"]
+    assert columns["caption"] == ["caption 0", "caption 1", "caption 2"]
+    for name, row in {"original": 0, "control": 1, "sampled": 5}.items():
+        assert np.array_equal(columns[name], rows[row])
 
 
 def test_previews_are_noised_from_little_to_much_and_sampled_with_the_shift(monkeypatch):
