@@ -17,7 +17,7 @@ from ..diffusion.augmentation import AugmentationConfig
 from ..diffusion.diffusion_config import DiffusionConfig, training_process
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
-from ..images.control_filters.contract import ControlFilter
+from ..images.control_filters.contract import ControlFilter, Materials
 from ..images.control_filters.pictures import ReadyFilter
 from ..images.control_filters.table import ControlConfig
 from ..images.pixels import to_uint8
@@ -40,17 +40,20 @@ class Steered(NamedTuple):
     network: nn.Module
     control_filter: ControlFilter
 
+    @classmethod
+    def open(
+        cls, saved: SavedNetwork, control: ControlConfig, world: World, materials: Materials | None = None
+    ) -> Steered:
+        """materials: what some filters need."""
+        if control.note:
+            world.print(f"Note: {control.note}.")
+        return cls(saved, saved.load(world.device), control.create(materials))
+
     def record(self, known: BaseRecord, image_size: int, setting: str) -> BaseRecord:
         """What to say about the base. InputError when the run has another."""
         found = weights_digest(self.network.state_dict())
         check_same(found, known.identity, setting, self.saved.path)
         return BaseRecord(found, image_size)
-
-
-def tell(control: ControlConfig, world: World) -> None:
-    """Print what a filter has to say."""
-    if control.note:
-        world.print(f"Note: {control.note}.")
 
 
 def of_base(
@@ -126,8 +129,7 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
         raise InputError(Fault("model_path", rule))
     saved = open_network(path, "generator")
     base = saved.settings
-    steered = Steered(saved, saved.load(world.device), run.control.create())
-    tell(run.control, world)
+    steered = Steered.open(saved, run.control, world)
     sections = {name: of_base(name, run, base, path) for name in ("model", "tokenizer", "diffusion")}
     run = replace(
         run,

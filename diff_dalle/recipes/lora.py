@@ -347,6 +347,7 @@ class CascadeLora(LoraSettings):
 
     base_setting: ClassVar[str] = "generator_checkpoint_path"
     renamed: ClassVar[Mapping[str, str]] = {**RENAMED, "init_checkpoint": "lora_checkpoint_path"}
+    initial_weights: ClassVar[str | None] = None  # generator_checkpoint_path is the base
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
@@ -362,11 +363,6 @@ class CascadeLora(LoraSettings):
     def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
         check_imported(cls.kind, tree)  # before the base's settings are read
         return super().completed(tree)
-
-    def recipe(self, processes: int = 1) -> Recipe:
-        recipe = super().recipe(processes)
-        # generator_checkpoint_path is the base
-        return replace(recipe, training=replace(recipe.training, init_checkpoint=()))
 
 
 @settings

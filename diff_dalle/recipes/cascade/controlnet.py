@@ -24,7 +24,7 @@ from ...models.latent.stage_c import STAGE_C_SIZES, StageC, StageCConfig
 from ...tasks.control import BASE, ControlledStageCTask
 from ...tasks.latent import LatentTask
 from ...text.tokenizer import Tokenizer
-from ..control import Steered, of_base, steered_session, tell
+from ..control import Steered, of_base, steered_session
 from ..recipe import Recipe, Session
 from .sections import CONTROLNET_KEYS, HOMES, REFUSED, RENAMED
 from .session import HUB_NAMES, latent_session, latent_task
@@ -75,10 +75,9 @@ class StageCControlNetRun(StageCRun):
     def needed(self) -> list[str]:
         return [*super().needed, "control"]
 
-    def recipe(self, processes: int = 1) -> Recipe:
-        recipe, path = super().recipe(processes), self.controlnet_checkpoint_path
-        training = replace(recipe.training, init_checkpoint=(path,) if path else ())
-        return replace(recipe, training=training)
+    @property
+    def initial_weights(self) -> str | None:
+        return self.controlnet_checkpoint_path
 
     def session(self, recipe: Recipe, world: World, tokenizer: Tokenizer | None) -> Session:
         path = cast(str, self.generator_checkpoint_path)
@@ -106,8 +105,7 @@ class StageCControlNetRun(StageCRun):
         if control != self.control:
             changed, trained = control.controlnet_filter_params, self.controlnet_checkpoint_path
             world.print(f"Note: controlnet_filter_params is {changed}, as {trained} was trained.")
-        steered = Steered(saved, saved.load(world.device), control.create(materials))
-        tell(control, world)
+        steered = Steered.open(saved, control, world, materials)
         controlnet.check_blocks(run.model)
         run = replace(
             run,

@@ -233,6 +233,11 @@ class CascadeRun:
             yield "dist_file_subfolder is not used: processes do not find each other by a file"
 
     @property
+    def initial_weights(self) -> str | None:
+        """The file to initialize the weights from; None = from scratch."""
+        return self.generator_checkpoint_path
+
+    @property
     def network_kind(self) -> str:
         """The kind of its network, an entry of checkpoints.kinds.KINDS."""
         return self.kind
@@ -323,7 +328,7 @@ def training_of(run: CascadeRun, processes: int = 1) -> TrainingConfig:
         precision=PRECISIONS[run.dtype] if run.dtype else "auto",
         logdir=storage.join(run.checkpoint_path, run.experiment_id) if run.checkpoint_path else "",
         sharding=replace(run.sharding, parallel="fsdp") if shards else run.sharding,
-        init_checkpoint=(run.generator_checkpoint_path,) if run.generator_checkpoint_path else (),
+        init_checkpoint=(run.initial_weights,) if run.initial_weights else (),
         save_interval=run.save_every,
         backup_interval=run.backup_every,
         val_data_dir=run.data.val_path,
