@@ -20,6 +20,7 @@ from diff_dalle.commands.training_kinds import parse_lora
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.contract import weights_digest
+from diff_dalle.recipes.lora import ClassifierLora
 from diff_dalle.sampling.lora import LoraNetwork, parse_lora_paths, with_loras
 from diff_dalle.worlds.shapes.scenes import ShapesConfig
 from diff_dalle.worlds.shapes.shards import write_shapes
@@ -220,6 +221,13 @@ def test_bad_settings_are_refused_in_one_sentence(base, shards, tmp_path, change
     result = train(base, shards, tmp_path, ok=False, **changed)
     assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1, result.stderr
     assert re.search(words, result.stderr), result.stderr
+
+
+def test_a_contrastive_loss_has_no_regularization_images():
+    with pytest.raises(
+        InputError, match="prior_data_dir is set, but a contrastive loss has no weights of samples: leave"
+    ):
+        ClassifierLora(model_path="base.pt", prior_data_dir=("prior",))
 
 
 def test_tokens_that_no_caption_has_are_told_and_alone_refused(base, shards, tmp_path, caplog):
