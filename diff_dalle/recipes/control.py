@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 from torch import nn
 
@@ -148,9 +148,9 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
         found.control_filter = steered.control_filter
         return found
 
-    def start(network: nn.Module) -> None:
+    def start(network: ControlNet) -> None:
         """As the base's encoder."""
-        cast(ControlNet, network).start_from(steered.network)
+        network.start_from(steered.network)
 
     return replace(session, task=task, start=start)
 

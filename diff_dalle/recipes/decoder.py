@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
-from torch import nn
 from torch.nn import functional as F
 
 from .. import storage
@@ -159,7 +158,7 @@ def training_of(run: DecoderRun, processes: int) -> TrainingConfig:
     )
 
 
-def intervals_of(run: DecoderRun, epoch: int, held_out: int, processes: int) -> dict[str, int]:
+def intervals_of(run: DecoderRun, epoch: int, held_out: int, processes: int) -> dict[str, Any]:
     """The settings of the loop that follow from the data. epoch, held_out: samples of an epoch and of the split
     ``val``."""
     train, batch = run.train, run.data.batch_size * processes
@@ -198,7 +197,7 @@ class OpenedDecoder:
     train: Loader
     val: Loader | None
     test: Loader | None
-    frozen: Mapping[str, nn.Module]
+    frozen: Mapping[str, DecoderUnet]
 
     @property
     def run(self) -> DecoderRun:
@@ -220,14 +219,14 @@ class OpenedDecoder:
             meta={META: json.dumps(to_dict(self.run), indent=1, ensure_ascii=False)},
         )
 
-    def task(self, model: nn.Module, name: str, shown: Loader) -> DecodingTask:
+    def task(self, model: DecoderUnet, name: str, shown: Loader) -> DecodingTask:
         """What trains a U-Net. shown: in place of the split ``test`` where it is empty."""
         task = self._plain_task(model, name)
         task.preview = self._previews(task, self.test or shown, self.run.scales(self.run.decoder.names.index(name)))
         return task
 
-    def _plain_task(self, model: nn.Module, name: str) -> DecodingTask:
-        task = DecodingTask(cast(DecoderUnet, model), self.run.decoder.named(name))
+    def _plain_task(self, model: DecoderUnet, name: str) -> DecodingTask:
+        task = DecodingTask(model, self.run.decoder.named(name))
         if clip := self.materials.clip:
             task.add_companion(CLIP, clip)
         return task
@@ -287,18 +286,18 @@ def open_decoder(recipe: Recipe, world: World) -> OpenedDecoder:
     frozen, given = _weights(recipe, world)
     epoch = run.train.epoch_samples or train.samples
     intervals = intervals_of(run, epoch, val.samples if val else 1, world.size)
-    training = replace(recipe.training, init_checkpoint=given, **cast(Any, intervals))
+    training = replace(recipe.training, init_checkpoint=given, **intervals)
     recipe = recipe.of(replace(run, decoder=replace(run.decoder, clip=materials.made_by)))
     shows = training.save_interval if run.train.n_sample_images else 0
     recipe = replace(recipe, training=training, epoch_samples=epoch, sample_interval=shows)
     return OpenedDecoder(recipe, world, materials, train, val, test, frozen)
 
 
-def _weights(recipe: Recipe, world: World) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
+def _weights(recipe: Recipe, world: World) -> tuple[dict[str, DecoderUnet], tuple[str, ...]]:
     """The U-Nets that are not trained, by name: of the run's own checkpoint or the one that it starts from, or of
     ``init_checkpoint``; and its files that hold others."""
     run: DecoderRun = recipe.settings
-    frozen: dict[str, nn.Module] = {}
+    frozen: dict[str, Any] = {}
     trained, given = {run.decoder.names[i] for i in run.trained}, list[str]()
     kept = _kept(recipe)
     for path in [*kept, *recipe.training.init_checkpoint]:

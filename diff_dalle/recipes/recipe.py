@@ -217,10 +217,10 @@ class Session:
     recipe: Recipe
     world: World
     spec: SampleSpec
-    task: Callable[[nn.Module, str, Loader], Task]
+    task: Callable[[Any, str, Loader], Task]
     tokenizer: Tokenizer | None = None
     initial: Callable[[str], nn.Module] | None = None
-    start: Callable[[nn.Module], None] = lambda network: None
+    start: Callable[[Any], None] = lambda network: None
     names: Sequence[str] = ("",)
     optims: Mapping[str, Mapping[str, OptimConfig]] = field(default_factory=dict)
     frozen: Mapping[str, nn.Module] = field(default_factory=dict)

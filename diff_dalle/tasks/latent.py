@@ -80,7 +80,7 @@ class LatentTask(Task):
     def latents(self, batch: Batch) -> Tensor:
         """What is denoised: [N, channels, h, w] float32."""
         stored = stored_map(batch, self.autoencoder)
-        network = cast("StageA | SemanticAutoencoder", self.companions[self.autoencoder])
+        network: StageA | SemanticAutoencoder = self.companions[self.autoencoder]
         return network.encode(batch.images) if stored is None else stored
 
     def condition(self, batch: Batch, draw: Draw | None = None) -> Conditioning:
@@ -138,7 +138,7 @@ class LatentTask(Task):
         return replace(cond, text_states=torch.where(where[:, None, None], states, cond.text_states), mask=kept)
 
     def _clip(self, name: str) -> Clip | None:
-        return cast("Clip | None", self.companions.get(name))
+        return self.companions.get(name)
 
     # ----------------------------------------------------------------------------------------------------------- losses
 
@@ -238,7 +238,7 @@ class StageBTask(LatentTask):
     @property
     def encoder(self) -> SemanticAutoencoder:
         """What makes the semantic maps."""
-        return cast(SemanticAutoencoder, self.companions[SEMANTIC])
+        return self.companions[SEMANTIC]
 
     def condition(self, batch: Batch, draw: Draw | None = None) -> Conditioning:
         cond = super().condition(batch, draw)
@@ -276,7 +276,7 @@ class StageBTask(LatentTask):
         """Positions of the network's first level."""
         stored, factor = stored_map(batch, STAGE_A), self.model.config.patch_size
         if stored is None:
-            factor *= cast(StageA, self.companions[STAGE_A]).config.stride
+            factor *= self.companions[STAGE_A].config.stride
         height, width = (batch.images if stored is None else stored).shape[2:]
         return height // factor, width // factor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class Task(nn.Module):
         #: Puts the weights in place that are not averaged, inside a block of ``previews``; None = they are in place.
         self.unaveraged: Callable[[], AbstractContextManager] | None = None
         # In a plain dict: companions are not saved, trained, or switched to training mode with the task.
-        self.companions: dict[str, nn.Module] = {}
+        self.companions: dict[str, Any] = {}
 
     def add_companion(self, name: str, network: nn.Module) -> None:
         """Give the task a frozen network, such as an autoencoder or a CLIP from a checkpoint, as

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...config import Fault, InputError, named, option, section, settings
 from ...data.loader import Loader
@@ -58,7 +58,7 @@ class StageARun(CascadeRun):
             rate = config.discriminator_lr or self.lr
             optims[DISCRIMINATOR] = replace(optim, lr=rate, weight_decay=0.0, ema_rate=())
 
-        def task(model: nn.Module, name: str, shown: Loader) -> AutoencodingTask:
+        def task(model: StageA, name: str, shown: Loader) -> AutoencodingTask:
             discriminator: Discriminator | None = None
             perceptual: Lpips | None = None
             if config.adversarial_weight:
@@ -66,7 +66,7 @@ class StageARun(CascadeRun):
             if config.lpips_weight:
                 perceptual = Lpips(config.lpips_net, config.lpips_path, world.device, "autoencoding.lpips_path")
             images = shown_images(recipe, world, self, shown, passes=2)
-            return AutoencodingTask(cast(StageA, model), config, discriminator, self.loop.seed, perceptual, images)
+            return AutoencodingTask(model, config, discriminator, self.loop.seed, perceptual, images)
 
         return Session(recipe, world, image_spec(self), task, optims={"": optims})
 
@@ -93,9 +93,9 @@ class SemanticRun(CascadeRun):
             setting = named("generator_checkpoint_path")
             raise InputError(Fault("model.backbone", f"{rule}: {remedy} {setting}"))
 
-        def task(model: nn.Module, name: str, shown: Loader) -> SemanticTask:
+        def task(model: SemanticAutoencoder, name: str, shown: Loader) -> SemanticTask:
             images = shown_images(recipe, world, self, shown, passes=1)
-            return SemanticTask(cast(SemanticAutoencoder, model), self.autoencoding, images)
+            return SemanticTask(model, self.autoencoding, images)
 
         return Session(recipe, world, image_spec(self), task)
 

@@ -7,8 +7,6 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import ClassVar, cast
 
-from torch import nn
-
 from ...checkpoints.controlnets import BaseRecord, StageCControlNetSettings
 from ...checkpoints.decoder import ClipConfig
 from ...checkpoints.loading import open_network
@@ -116,15 +114,15 @@ class StageCControlNetRun(StageCRun):
         recipe = replace(recipe.of(run), network=StageCControlNetSettings.of_run(run))
         session = steered_session(latent_session(recipe, world, frozen, saved.tokenizer), steered)
 
-        def plain(model: nn.Module) -> LatentTask:
-            task = ControlledStageCTask(cast(StageC, model), LogSnrProcess(run.diffusion), run.denoising)
+        def plain(model: StageC) -> LatentTask:
+            task = ControlledStageCTask(model, LogSnrProcess(run.diffusion), run.denoising)
             task.add_companion(BASE, session.ready_frozen(steered.network))
             task.control_filter = steered.control_filter
             return task
 
-        def start(network: nn.Module) -> None:
+        def start(network: LatentControlNet) -> None:
             """The backbone as the semantic encoder."""
-            cast(LatentControlNet, network).backbone.start_from(semantic)
+            network.backbone.start_from(semantic)
 
         return replace(session, task=partial(latent_task, recipe, world, frozen, plain), start=start)
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
 
 from ...checkpoints.decoder import ClipConfig
 from ...checkpoints.loading import open_network, open_networks
@@ -144,8 +143,8 @@ def latent_task(
     recipe: Recipe,
     world: World,
     frozen: Frozen,
-    plain: Callable[[nn.Module], LatentTask],
-    model: nn.Module,
+    plain: Callable[[Any], LatentTask],
+    model: Any,
     name: str,
     shown: Loader,
 ) -> LatentTask:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from torch import nn
 from typing_extensions import Self
 
 from ...checkpoints.cascade import LatentSampling, StageBDiffusion, StageBSampling, TrainedWith
@@ -168,7 +167,7 @@ class LatentRun(CascadeRun):
         """What is denoised."""
 
     @abstractmethod
-    def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
+    def task(self, frozen: Frozen, network: Any) -> LatentTask:
         """The task, without previews."""
 
     def session(self, recipe: Recipe, world: World, tokenizer: Tokenizer | None) -> Session:
@@ -274,8 +273,8 @@ class StageBRun(LatentRun):
             yield Condition.of_images(pictures, self.semantic_maker, semantic.encode, grid)
         yield from super().storable(frozen)
 
-    def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
-        given = cast(StageB, network), LogSnrProcess(self.diffusion), self.denoising
+    def task(self, frozen: Frozen, network: StageB) -> LatentTask:
+        given = network, LogSnrProcess(self.diffusion), self.denoising
         return JointStageBTask(*given, frozen.semantic) if self.train_encoder else StageBTask(*given)
 
 
@@ -340,8 +339,8 @@ class StageCRun(LatentRun):
             self.model.channels, semantic.config.stride, "a previewer", semantic.encode, previewer.preview
         )
 
-    def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
-        return StageCTask(cast(StageC, network), LogSnrProcess(self.diffusion), self.denoising)
+    def task(self, frozen: Frozen, network: StageC) -> LatentTask:
+        return StageCTask(network, LogSnrProcess(self.diffusion), self.denoising)
 
 
 def size_of_base(sizes: Mapping[str, Any]) -> Any:
