@@ -6,7 +6,7 @@ from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.decoder_report import describe_decoder
 from diff_dalle.distributed.launch import launch, run_script
 from diff_dalle.recipes.decoder import DecoderRun
-from diff_dalle.recipes.spelling import spelled_as_in_file
+from diff_dalle.recipes.recipe import spelled_as_in_file
 from diff_dalle.recipes.train import train_recipe
 
 

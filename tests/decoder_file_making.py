@@ -10,7 +10,8 @@ import numpy as np
 from shard_making import encoded, npy_bytes, random_image, tar_bytes
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.recipes.decoder import DecoderRun
+from diff_dalle.distributed.world import ALONE
+from diff_dalle.recipes.decoder import DecoderRun, OpenedDecoder, open_decoder
 
 WIDTH, SHARDS, SAMPLES = 6, 4, 5  # samples of a shard
 UNET = {
@@ -72,3 +73,8 @@ def write_file(folder: Path, *changes: tuple[str, object], world: str = "") -> s
 
 def read_run_file(path: str, *flags: str) -> DecoderRun:
     return parse(DecoderRun, ["--config_file", path, *flags])
+
+
+def opened(path: str, *flags: str) -> OpenedDecoder:
+    """What the run of a file trains on."""
+    return open_decoder(read_run_file(path, *flags).recipe(), ALONE)

@@ -6,9 +6,12 @@ import torch
 from torch import nn
 
 from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.randomness import Draw
 from diff_dalle.tracking.tracker import Tracker
 from diff_dalle.training.task import Task
+
+WORLD = World(SINGLE, torch.device("cpu"))
 
 
 class ToyTask(Task):
@@ -93,3 +96,14 @@ class ListTracker(Tracker):
 
     def finish(self):
         self.finished = True
+
+
+def run(loop, tracker=None):
+    """What the tracker is told while a loop runs."""
+    tracker = tracker or ListTracker()
+    loop.run(tracker)
+    return tracker
+
+
+def weights(trainee):
+    return torch.cat([p.detach().flatten() for p in trainee.task.model.parameters()])

@@ -17,7 +17,7 @@ from ..evaluation.report import Part, Table, rendered
 from ..recipes.planning.cluster import PlanConfig
 from ..recipes.planning.cost import IMAGES, NetworkCost, networks_of, networks_of_file
 from ..recipes.planning.plan import Plan
-from ..recipes.planning.sharded import process_memory
+from ..recipes.planning.step import process_memory
 from ..recipes.recipe import Recipe
 from .command_line import parse_kind
 from .merge_lora import merged_loras

@@ -19,9 +19,8 @@ from ..evaluation.report import markdown_table
 from ..recipes.recipe import Recipe
 from ..text.tokenizer import Tokenizer
 from ..tracking.files import read_lines
-from ..training.flight import FILE, FlightStep
+from ..training.flight import FILE, FlightStep, search_non_finite
 from ..training.loop import TrainLoop
-from ..training.nonfinite import search_non_finite
 from .replay_config import ReplayConfig
 
 CLOSE = 1e-3  # relative difference of losses on another number of processes, or another device

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, cast
-
-from torch import nn
+from typing import Any, ClassVar
 
 from ..checkpoints.pixels import ClassifierSettings
 from ..config import Fault, InputError, as_flag, named, option, section, settings
@@ -21,8 +19,7 @@ from ..models.noised_clip import NoisedClip, NoisedClipConfig
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
-from ..training.optim_config import OptimConfig
-from ..training.settings import TrainingConfig, chosen_task
+from ..training.settings import OptimConfig, TrainingConfig, chosen_task
 from .recipe import Recipe, Session, without_logdir, wrong_annealing
 
 WARMUP_FRACTION = 0.02  # of the annealing steps; about CLIP's 2,000 of 100,000
@@ -159,8 +156,8 @@ def open_classifier(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     image = ImageSpec((run.model.image_size, run.model.image_size))
     spec = SampleSpec(image, (CaptionSpec(tokenizer, run.model.text_length),))
 
-    def task(model: nn.Module, name: str, shown: Loader) -> ContrastiveTask:
+    def task(model: NoisedClip, name: str, shown: Loader) -> ContrastiveTask:
         contrastive = chosen_task(run.training.task, ContrastiveTask)
-        return contrastive(cast(NoisedClip, model), create_noise_process(run.diffusion), run.contrastive, world)
+        return contrastive(model, create_noise_process(run.diffusion), run.contrastive, world)
 
     return Session(recipe, world, spec, task, tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple
 
 from torch import nn
 
@@ -17,21 +17,18 @@ from ..diffusion.augmentation import AugmentationConfig
 from ..diffusion.diffusion_config import DiffusionConfig, training_process
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
-from ..images.control_filters.contract import ControlFilter, ReadyFilter
+from ..images.control_filters.contract import ControlFilter, Materials, ReadyFilter
 from ..images.control_filters.table import ControlConfig
 from ..images.signal import to_uint8
 from ..models.adapters.controlnet import ControlNet, UnetControlConfig
 from ..models.generator import GeneratorConfig
-from ..tasks.alignment import AlignmentConfig
+from ..tasks.auxiliary import AlignmentConfig, PerceptualConfig
 from ..tasks.control import BASE, ControlledDenoisingTask, control_of, pictures_of
-from ..tasks.perceptual import PerceptualConfig
 from ..tasks.previews import Previews
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..training.settings import chosen_task
 from .generator import GeneratorRun, open_generator, previews_of
 from .recipe import Recipe, Session, check_same
-
-T = TypeVar("T")
 
 
 class Steered(NamedTuple):
@@ -41,6 +38,15 @@ class Steered(NamedTuple):
     network: nn.Module
     control_filter: ControlFilter
 
+    @classmethod
+    def open(
+        cls, saved: SavedNetwork, control: ControlConfig, world: World, materials: Materials | None = None
+    ) -> Steered:
+        """materials: what some filters need."""
+        if control.note:
+            world.print(f"Note: {control.note}.")
+        return cls(saved, saved.load(world.device), control.create(materials))
+
     def record(self, known: BaseRecord, image_size: int, setting: str) -> BaseRecord:
         """What to say about the base. InputError when the run has another."""
         found = weights_digest(self.network.state_dict())
@@ -48,32 +54,27 @@ class Steered(NamedTuple):
         return BaseRecord(found, image_size)
 
 
-def tell(control: ControlConfig, world: World) -> None:
-    """Print what a filter has to say."""
-    if control.note:
-        world.print(f"Note: {control.note}.")
-
-
 def of_base(
-    section: str, own: T, base: T, path: str, usual: T | None = None, strict: Sequence[str] = (), origin: str = ""
-) -> T:
-    """The base's settings of a section, which are read from its checkpoint.
+    section: str, run: Any, base: Any, path: str, usual: Any = None, strict: Sequence[str] = (), origin: str = ""
+) -> Any:
+    """The settings of ``base`` in a section, which are read from its checkpoint.
 
-    own:    the run's, which may repeat those of the base. usual: those of a run that says nothing, None = the defaults.
+    run:    may repeat those of the base. usual: those of a run that says nothing, None = the defaults.
     strict: names of settings that must be the base's even where they are the usual ones, which ``origin`` says.
 
     Raises InputError for one that is neither the usual one nor the base's.
     """
+    own, found = getattr(run, section), getattr(base, section)
     kind, usual = type(own), usual or type(own)()
-    rows = zip(*(entries(kind, to_dict(each), f"{section}.") for each in (own, base, usual)), strict=True)
-    for (name, free, value), (_, _, found), (_, _, default) in rows:
+    rows = zip(*(entries(kind, to_dict(each), f"{section}.") for each in (own, found, usual)), strict=True)
+    for (name, free, value), (_, _, theirs), (_, _, default) in rows:
         is_strict = name.removeprefix(f"{section}.") in strict
-        if free or value == found or (value == default and not is_strict):
+        if free or value == theirs or (value == default and not is_strict):
             continue
         source = f" ({origin})" if is_strict else ""
-        rule = f"but the base {path} has {shown(found)}: leave it out, or give another base"
+        rule = f"but the base {path} has {shown(theirs)}: leave it out, or give another base"
         raise InputError(f"{name} is {shown(value)}{source}, {rule}")
-    return base
+    return found
 
 
 def steered_session(session: Session, steered: Steered) -> Session:
@@ -126,13 +127,11 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
         raise InputError(Fault("model_path", rule))
     saved = open_network(path, "generator")
     base = saved.settings
-    steered = Steered(saved, saved.load(world.device), run.control.create())
-    tell(run.control, world)
+    steered = Steered.open(saved, run.control, world)
+    sections = {name: of_base(name, run, base, path) for name in ("model", "tokenizer", "diffusion")}
     run = replace(
         run,
-        model=of_base("model", run.model, base.model, path),
-        tokenizer=of_base("tokenizer", run.tokenizer, base.tokenizer, path),
-        diffusion=of_base("diffusion", run.diffusion, base.diffusion, path),
+        **sections,
         control=replace(run.control, control_channels=steered.control_filter.channels),
         base=steered.record(run.base, base.model.unet.image_size, "model_path"),
     )
@@ -140,17 +139,16 @@ def open_controlnet(recipe: Recipe, world: World, tokenizer: Tokenizer | None) -
     session = steered_session(open_generator(recipe, world, saved.tokenizer), steered)
 
     def task(model: nn.Module, name: str, shown: Loader) -> ControlledDenoisingTask:
-        process = training_process(run.diffusion)
-        previews = _previews(recipe, world, steered, saved.tokenizer, shown)
         controlled = chosen_task(run.training.task, ControlledDenoisingTask)
-        found = controlled(model, process, run.denoising, run.num_classes, previews)
+        found = controlled(model, training_process(run.diffusion), run.denoising, run.num_classes)
+        found.preview = _previews(recipe, world, steered, saved.tokenizer, shown)
         found.add_companion(BASE, session.ready_frozen(steered.network))
         found.control_filter = steered.control_filter
         return found
 
-    def start(network: nn.Module) -> None:
+    def start(network: ControlNet) -> None:
         """As the base's encoder."""
-        cast(ControlNet, network).start_from(steered.network)
+        network.start_from(steered.network)
 
     return replace(session, task=task, start=start)
 

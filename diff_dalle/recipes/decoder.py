@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
-from torch import nn
 from torch.nn import functional as F
 
 from .. import storage
@@ -36,14 +35,11 @@ from ..tracking.trackers import TrackingConfig
 from ..training.loop import EVALUATION_SEED
 from ..training.settings import TrainingConfig
 from ..training.trainee import Trainee
-from .decoders.data_section import DataSection
 from .decoders.evaluating import DecoderMetrics, DecoderSampler, compared, metrics_clip
 from .decoders.materials import Materials, open_materials
 from .decoders.rules import last_trained, wrong_between
-from .decoders.tracker_section import LogConfig, TrackerSection
-from .decoders.train_section import TrainSection
-from .previewing import affordable
-from .recipe import Recipe, Session
+from .decoders.sections import DataSection, LogConfig, TrackerSection, TrainSection
+from .recipe import Recipe, Session, open_loader, translated
 
 FILES = ("log", "csv", "jsonl", "samples")  # of the run's log, in data_path
 META = "decoder_config.json"
@@ -101,18 +97,14 @@ class DecoderRun:
         return Recipe(
             self,
             DecoderSettings.of_run(self),
-            training_of(self, self.train.epoch_samples or 1, 1, processes),
+            training_of(self, processes),
             {name: self.train.optimizer(i) for i, name in enumerate(self.decoder.names)},
-            DataConfig(
+            translated(
+                DataConfig,
+                data,
                 data_dir=(data.webdataset_base_url,) if data.webdataset_base_url else (),
-                caption_field=data.caption_field,
                 transforms=data.preprocessing,
-                max_broken=data.max_broken,
-                streams=data.streams,
                 resample=data.resample_train,
-                num_workers=data.num_workers,
-                index_cache=data.index_cache,
-                shard_cache=data.shard_cache,
             ),
             tracking_of(self.tracker),
             # As all flags, --device overrides the file.
@@ -149,30 +141,33 @@ class DecoderRun:
         return self.train.scales(i, len(self.decoder), self.decoder.stage(i).droppable)
 
 
-def training_of(run: DecoderRun, epoch: int, held_out: int, processes: int) -> TrainingConfig:
-    """The settings of the loop. epoch, held_out: samples of an epoch and of the split ``val``."""
-    train, batch = run.train, run.data.batch_size
-    return TrainingConfig(
-        batch_size=batch,
-        microbatch=train.max_batch_size or 0,
+def training_of(run: DecoderRun, processes: int) -> TrainingConfig:
+    """The settings of the loop."""
+    return translated(
+        TrainingConfig,
+        run.train,
+        batch_size=run.data.batch_size,
+        microbatch=run.train.max_batch_size or 0,
         iterations=0,
-        samples=train.epochs * epoch,
-        hours=train.hours,
         seed=run.seed,
-        precision=train.arithmetic,
-        compile=train.compile,
+        precision=run.train.arithmetic,
         logdir=run.tracker.data_path,
-        accept_changed_data=train.accept_changed_data,
-        accept_changed_batch=train.accept_changed_batch,
         sharding=run.sharding,
-        init_checkpoint=train.init_checkpoint,
-        log_interval=train.log_interval,
-        save_interval=max(1, train.save_every_n_samples // (batch * processes)),
-        keep_checkpoints=train.keep_checkpoints,
-        eval_interval=-(-epoch // (batch * processes)),  # not before the end of an epoch
-        eval_samples=min(train.validation_samples or held_out, held_out),
         keep_best=True,
+        **intervals_of(run, run.train.epoch_samples or 1, 1, processes),
     )
+
+
+def intervals_of(run: DecoderRun, epoch: int, held_out: int, processes: int) -> dict[str, Any]:
+    """The settings of the loop that follow from the data. epoch, held_out: samples of an epoch and of the split
+    ``val``."""
+    train, batch = run.train, run.data.batch_size * processes
+    return {
+        "samples": train.epochs * epoch,
+        "save_interval": max(1, train.save_every_n_samples // batch),
+        "eval_interval": -(-epoch // batch),  # not before the end of an epoch
+        "eval_samples": min(train.validation_samples or held_out, held_out),
+    }
 
 
 def tracking_of(tracker: TrackerSection) -> TrackingConfig:
@@ -202,7 +197,7 @@ class OpenedDecoder:
     train: Loader
     val: Loader | None
     test: Loader | None
-    frozen: Mapping[str, nn.Module]
+    frozen: Mapping[str, DecoderUnet]
 
     @property
     def run(self) -> DecoderRun:
@@ -224,14 +219,14 @@ class OpenedDecoder:
             meta={META: json.dumps(to_dict(self.run), indent=1, ensure_ascii=False)},
         )
 
-    def task(self, model: nn.Module, name: str, shown: Loader) -> DecodingTask:
+    def task(self, model: DecoderUnet, name: str, shown: Loader) -> DecodingTask:
         """What trains a U-Net. shown: in place of the split ``test`` where it is empty."""
         task = self._plain_task(model, name)
         task.preview = self._previews(task, self.test or shown, self.run.scales(self.run.decoder.names.index(name)))
         return task
 
-    def _plain_task(self, model: nn.Module, name: str) -> DecodingTask:
-        task = DecodingTask(cast(DecoderUnet, model), self.run.decoder.named(name))
+    def _plain_task(self, model: DecoderUnet, name: str) -> DecodingTask:
+        task = DecodingTask(model, self.run.decoder.named(name))
         if clip := self.materials.clip:
             task.add_companion(CLIP, clip)
         return task
@@ -270,7 +265,7 @@ class OpenedDecoder:
         passes = sum(guidance.at_scale(scale).passes(stage.droppable) for scale in scales) * sampler.evaluations
         area = (stage.image_size / (stage.crop_size or stage.image_size)) ** 2
         asked = sampler.process(stage.diffusion).num_timesteps
-        count, steps = affordable(self.recipe, self.world, count, asked, area * passes, name=stage.name)
+        count, steps = self.recipe.affordable(self.world, count, asked, area * passes, name=stage.name)
         sampler = sampler if steps == asked else sampler.in_steps(steps)
         batch = shown.batch_at(range(count))
         cond, low_res = task.given_conditions(batch, Draw(EVALUATION_SEED, batch.index, batch.images.device))
@@ -290,26 +285,19 @@ def open_decoder(recipe: Recipe, world: World) -> OpenedDecoder:
     assert train is not None  # there is no division without it
     frozen, given = _weights(recipe, world)
     epoch = run.train.epoch_samples or train.samples
-    settled = training_of(run, epoch, val.samples if val else 1, world.size)
-    training = replace(
-        recipe.training,
-        samples=settled.samples,
-        save_interval=settled.save_interval,
-        eval_interval=settled.eval_interval,
-        eval_samples=settled.eval_samples,
-        init_checkpoint=given,
-    )
+    intervals = intervals_of(run, epoch, val.samples if val else 1, world.size)
+    training = replace(recipe.training, init_checkpoint=given, **intervals)
     recipe = recipe.of(replace(run, decoder=replace(run.decoder, clip=materials.made_by)))
-    shows = settled.save_interval if run.train.n_sample_images else 0
+    shows = training.save_interval if run.train.n_sample_images else 0
     recipe = replace(recipe, training=training, epoch_samples=epoch, sample_interval=shows)
     return OpenedDecoder(recipe, world, materials, train, val, test, frozen)
 
 
-def _weights(recipe: Recipe, world: World) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
+def _weights(recipe: Recipe, world: World) -> tuple[dict[str, DecoderUnet], tuple[str, ...]]:
     """The U-Nets that are not trained, by name: of the run's own checkpoint or the one that it starts from, or of
     ``init_checkpoint``; and its files that hold others."""
     run: DecoderRun = recipe.settings
-    frozen: dict[str, nn.Module] = {}
+    frozen: dict[str, Any] = {}
     trained, given = {run.decoder.names[i] for i in run.trained}, list[str]()
     kept = _kept(recipe)
     for path in [*kept, *recipe.training.init_checkpoint]:
@@ -369,16 +357,9 @@ def _part(recipe: Recipe, name: str, materials: Materials, world: World) -> Load
     shards, is_train = materials.shards[name], name == "train"
     if not shards:
         return None
-    return Loader(
-        recipe.data if is_train else replace(recipe.data, resample=False),
-        materials.spec,
-        seed=recipe.training.seed if is_train else EVALUATION_SEED,
-        batch_size=recipe.training.batch_size,
-        rank=world.slot,
-        world_size=world.size,
-        shuffle=data.shuffle_train or data.resample_train if is_train else data.shuffle_val_test,
-        augment=is_train,
-        sources=shards,
-        device=world.device,
-        world=world,
-    )
+    seed, shuffle = recipe.training.seed, data.shuffle_train or data.resample_train
+    if not is_train:
+        seed, shuffle = EVALUATION_SEED, data.shuffle_val_test
+        recipe = replace(recipe, data=replace(recipe.data, resample=False))
+    options = {"seed": seed, "shuffle": shuffle, "augment": is_train, "sources": shards}
+    return open_loader(recipe, materials.spec, world, **options)

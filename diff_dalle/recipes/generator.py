@@ -23,17 +23,13 @@ from ..distributed.world import World
 from ..images.signal import PixelSignal, Signal
 from ..images.transforms import Window
 from ..models.generator import GeneratorConfig
-from ..tasks.alignment import AlignmentConfig
-from ..tasks.denoising import DenoisingTask
-from ..tasks.perceptual import PerceptualConfig
+from ..tasks.auxiliary import AlignmentConfig, PerceptualConfig
+from ..tasks.denoising import DenoisingTask, UpsamplingTask
 from ..tasks.previews import Previews
-from ..tasks.upsampling import UpsamplingTask
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig
-from ..training.optim_config import OptimConfig
-from ..training.settings import TrainingConfig, chosen_task
+from ..training.settings import OptimConfig, TrainingConfig, chosen_task
 from .auxiliary import Auxiliaries, wrong_auxiliaries
-from .previewing import affordable
 from .recipe import Recipe, Session, without_logdir, wrong_annealing
 
 
@@ -144,7 +140,8 @@ def open_generator(recipe: Recipe, world: World, tokenizer: Tokenizer | None) ->
     spec = SampleSpec(image, captions, run.num_classes)
 
     def task(model: nn.Module, name: str, shown: Loader) -> DenoisingTask:
-        found = _task(recipe, world, tokenizer, model, shown)
+        found = _task(run, model)
+        found.preview = previews_of(recipe, world, tokenizer, shown)
         if run.kind == GeneratorRun.kind:  # a LoRA adapts a network whose tokens take all blocks
             found.routes = run.model.unet.route_share > 0
             found.routed_until = run.training.position_at(run.model.unet.route_until, world.size)
@@ -155,16 +152,15 @@ def open_generator(recipe: Recipe, world: World, tokenizer: Tokenizer | None) ->
     return session
 
 
-def _task(recipe: Recipe, world: World, tokenizer: Tokenizer | None, model: nn.Module, shown: Loader) -> DenoisingTask:
-    run: GeneratorRun = recipe.settings
-    process, previews = training_process(run.diffusion), previews_of(recipe, world, tokenizer, shown)
+def _task(run: GeneratorRun, model: nn.Module) -> DenoisingTask:
+    process = training_process(run.diffusion)
     if run.model.is_upsampler:
         factor, degradation = run.model.factor, run.augmentation.degradation
         upsampling = chosen_task(run.training.task, UpsamplingTask)
-        task: DenoisingTask = upsampling(model, process, run.denoising, factor, degradation, run.num_classes, previews)
+        task: DenoisingTask = upsampling(model, process, run.denoising, factor, degradation, run.num_classes)
     else:
         denoising = chosen_task(run.training.task, DenoisingTask)
-        task = denoising(model, process, run.denoising, run.num_classes, previews)
+        task = denoising(model, process, run.denoising, run.num_classes)
     task.inpaints = run.model.inpaint
     return task
 
@@ -177,7 +173,7 @@ def previews_of(recipe: Recipe, world: World, tokenizer: Tokenizer | None, data:
     sampler, guidance = run.preview.sampler, run.preview.guidance
     passes = sampler.evaluations * guidance.passes(run.is_conditional)
     asked = sampler.process(run.diffusion).num_timesteps
-    count, steps = affordable(recipe, world, run.preview.preview_samples, asked, passes)
+    count, steps = recipe.affordable(world, run.preview.preview_samples, asked, passes)
     sampler = sampler if steps == asked else sampler.in_steps(steps)
     batch = data.first(count)
     cond, images = batch.cond.to("cpu"), batch.images.cpu()

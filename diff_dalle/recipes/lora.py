@@ -25,14 +25,14 @@ from ..diffusion.losses import LOSSES, is_bound
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
 from ..models.adapters.lora import RECIPES, Adapted
-from ..tasks.imitation import Imitation
+from ..tasks.auxiliary import Imitation
 from ..tasks.latent import LatentTask
 from ..text.tokenizer import Tokenizer
 from ..text.trained_tokens import Extensible, TokenSpec, find_tokens, parse_token, tokens_option
 from ..training.saving import FilesWithWeights
 from ..training.task import Task
 from ..training.trainee import Trainee
-from .cascade.released_files import check_imported
+from .cascade.file import check_imported
 from .cascade.sections import RENAMED
 from .cascade.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageBRun, StageCRun, size_of_base
 from .classifier import ClassifierRun
@@ -51,10 +51,12 @@ class LoraSettings:
     """What every training of a LoRA is set by, beside the settings of its base's kind.
 
     base_setting: the one that gives the checkpoint of the base.
+    no_prior:     why there are no regularization images; "" = there may be.
     """
 
     kind: ClassVar[str]
     base_setting: ClassVar[str] = "model_path"
+    no_prior: ClassVar[str] = ""
 
     module_filters: tuple[str, ...] = option(
         ("att",),  # attention and attn
@@ -110,22 +112,20 @@ class LoraSettings:
         open_networks(path, (kind,))  # an InputError for anything else
         own_class: Any = cls
         said = load_file(path)["config"]
-        for name, member in members(find_kind(kind)).items():
-            assert isinstance(member, Section)  # of a kind's settings
+        of_network, of_run = members(find_kind(kind)), members(own_class)
+        for name, member in {**of_network, **{each: of_run[each] for each in TASK_SECTIONS if each in of_run}}.items():
             own = completed.get(name, {})
-            if isinstance(own, Mapping):
-                of_base = present_form(member.config, {**said.get(name, {})})
-                completed[name] = merged = overlaid(of_base, own)
-                training = {key: value for key, value in own.items() if str(key).startswith(TRAINING_ONLY)}
-                plain = overlaid(of_base, training)
-                if changed := differences(plain, merged, member.config):
-                    size = ", and model_version, which stands for some" if tree.get("model_version") else ""
-                    others = f"but {named(name)} says others: {', '.join(changed)}; leave these out{size}"
-                    raise InputError(Fault(cls.base_setting, f"{path} says its settings itself, {others}"))
-        for name in TASK_SECTIONS:
-            if name in said and name in members(own_class) and isinstance(completed.get(name, {}), Mapping):
-                of_base = present_form(cast(Section, members(own_class)[name]).config, said[name])
-                completed[name] = overlaid(of_base, completed.get(name, {}))
+            if not isinstance(own, Mapping):
+                continue
+            section_class = cast(Section, member).config
+            of_base = present_form(section_class, {**said.get(name, {})})
+            completed[name] = merged = overlaid(of_base, own)
+            training = {key: value for key, value in own.items() if str(key).startswith(TRAINING_ONLY)}
+            changed = differences(overlaid(of_base, training), merged, section_class)
+            if changed and name in of_network:
+                size = ", and model_version, which stands for some" if tree.get("model_version") else ""
+                others = f"but {named(name)} says others: {', '.join(changed)}; leave these out{size}"
+                raise InputError(Fault(cls.base_setting, f"{path} says its settings itself, {others}"))
         return completed
 
     def faults(self) -> Iterator[Fault]:
@@ -133,6 +133,8 @@ class LoraSettings:
             rule = f"and {named('train_tokens')} are both empty, so there is nothing to train: set one"
             yield Fault("module_filters", rule)
         yield from faults_of(lambda: self.specs, "train_tokens")
+        if self.prior_data_dir and self.no_prior:
+            yield Fault("prior_data_dir", f"is set, but {self.no_prior}: leave it out")
         yield from super().faults()  # type: ignore[misc]  # of the base's kind
         recipe = super().recipe()  # type: ignore[misc]
         if recipe.training.sharding.parallel != "ddp":
@@ -233,7 +235,6 @@ def _open(opening, recipe: Recipe, world: World, _: Tokenizer | None) -> Session
         recipe=session.recipe.of(settings),
         task=task,
         initial=network,
-        whole=True,
         names=tuple(bases),
         loaders=loaders,
         exports=exports,
@@ -299,10 +300,6 @@ class NetworkLora(LoraSettings):
         "", "checkpoint of the network to adapt, ema_….pt or model….pt, with its settings", free=True
     )
 
-    @property
-    def base_path(self) -> str:
-        return self.model_path
-
 
 @settings
 class GeneratorLora(NetworkLora, GeneratorRun):
@@ -323,12 +320,7 @@ class ClassifierLora(NetworkLora, ClassifierRun):
     """Settings of ``train_lora.py`` for a classifier."""
 
     kind: ClassVar[str] = "classifier_lora"
-
-    def faults(self) -> Iterator[Fault]:
-        if self.prior_data_dir:
-            rule = "is set, but a contrastive loss has no weights of samples: leave it out"
-            yield Fault("prior_data_dir", rule)
-        yield from super().faults()
+    no_prior: ClassVar[str] = "a contrastive loss has no weights of samples"
 
 
 @settings
@@ -336,10 +328,9 @@ class DecoderLora(NetworkLora, DecoderRun):
     """Settings of ``train_lora.py`` for U-Nets of a decoder."""
 
     kind: ClassVar[str] = "decoder_lora"
+    no_prior: ClassVar[str] = "decoders are trained without such images"
 
     def faults(self) -> Iterator[Fault]:
-        if self.prior_data_dir:
-            yield Fault("prior_data_dir", "is set, but decoders are trained without such images: leave it out")
         if self.check:
             yield Fault("check", "is set, but it describes the training of whole decoders: leave it out")
         yield from super().faults()
@@ -355,6 +346,7 @@ class CascadeLora(LoraSettings):
 
     base_setting: ClassVar[str] = "generator_checkpoint_path"
     renamed: ClassVar[Mapping[str, str]] = {**RENAMED, "init_checkpoint": "lora_checkpoint_path"}
+    initial_weights: ClassVar[str | None] = None  # generator_checkpoint_path is the base
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
@@ -370,11 +362,6 @@ class CascadeLora(LoraSettings):
     def completed(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
         check_imported(cls.kind, tree)  # before the base's settings are read
         return super().completed(tree)
-
-    def recipe(self, processes: int = 1) -> Recipe:
-        recipe = super().recipe(processes)
-        # generator_checkpoint_path is the base
-        return replace(recipe, training=replace(recipe.training, init_checkpoint=()))
 
 
 @settings

@@ -6,11 +6,14 @@ from a recipe to a recipe.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from torch import nn
@@ -18,7 +21,7 @@ from torch import nn
 from ..checkpoints.checkpoint import Identity
 from ..checkpoints.kind import NetworkKind
 from ..checkpoints.run_folder import RunFolder
-from ..config import Fault, InputError, named, redacted, to_dict
+from ..config import Fault, InputError, Spelling, as_flag, leaves, named, quantity, redacted, spelled, to_dict
 from ..data.loader import DataConfig, Loader
 from ..data.spec import SampleSpec
 from ..distributed.launch import DistributedConfig
@@ -31,13 +34,43 @@ from ..models.units import compile_training, is_compiled, parts_of
 from ..text.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
 from ..tracking.trackers import TrackingConfig, check_trackers
 from ..training.loop import EVALUATION_SEED
-from ..training.optim_config import OptimConfig
 from ..training.saving import FilesWithWeights
-from ..training.settings import TrainingConfig
+from ..training.settings import OptimConfig, TrainingConfig
 from ..training.task import Task
 from ..training.trainee import Trainee
-from .spelling import spelled_as_in_file
 
+
+def spelling_of(config_class) -> Spelling:
+    """What users of a command call a setting: its flag; of a command that a file sets, its key at the root, its path,
+    or what ``renamed`` of the class says, a mapping of flags that only other commands have."""
+    renamed = getattr(config_class, "renamed", None)
+    if renamed is None:
+        return as_flag
+    found = list(leaves(config_class))
+    counts = Counter(leaf.path[-1] for leaf in found)
+    names = {leaf.path[-1]: ".".join(leaf.path) for leaf in found if leaf.in_file and counts[leaf.path[-1]] == 1}
+    names |= {leaf.path[0]: leaf.path[0] for leaf in found if len(leaf.path) == 1} | dict(renamed)
+    return lambda setting: names.get(setting, setting)
+
+
+@contextlib.contextmanager
+def spelled_as_in_file(config_class) -> Iterator[None]:
+    """InputErrors of the block name settings as the file of this command does, if it is set by one."""
+    try:
+        yield
+    except InputError as error:
+        if not hasattr(config_class, "renamed"):
+            raise
+        sentences = (fault.sentence(spelling_of(config_class)) for fault in error.faults)
+        error.faults = tuple(Fault("", sentence) for sentence in sentences)
+        raise
+
+
+# Forward passes that a sample takes in a training step: a backward pass computes about twice as much as a forward pass
+# (Kaplan et al. 2020, section 2.1).
+TRAINED = 3
+
+Config = TypeVar("Config")
 Exports = dict[str, Callable[[BinaryIO], object]]
 
 
@@ -52,7 +85,7 @@ class Recipe:
                   with the tokenizer that reads captions, None = the run's own.
     has_text:     a tokenizer of ours, ``settings.tokenizer``, reads the captions.
     sample_interval: steps between previews, of which the last step has one too; 0 = none.
-    preview_share: most that they may take of the run, see ``previewing``; None = no limit.
+    preview_share: most that they may take of the run, see ``affordable``; None = no limit.
     epoch_samples: samples per epoch, for the names of saved files; 0 = those of the data.
     check:        raises InputError, before anything is written, for what cannot be trained, or not by so many
                   processes.
@@ -96,6 +129,40 @@ class Recipe:
             InputError.check(wrong_annealing(session.recipe.training, optim, world.size))
         return session
 
+    def affordable(
+        self, world: World, images: int, steps: int = 1, each: float = 1, once: float = 0, name: str = ""
+    ) -> tuple[int, int]:
+        """The number of images and of sampling steps of every preview: those that are asked for, or fewer of both where
+        all previews would take more than ``preview_share`` of the run, which is printed. At least 1 each.
+
+        Counted are forward passes of a training sample on one process, since each makes all previews.
+
+        each: passes per image and step. once: those per image beside these. name: of the network.
+        """
+        training, share = self.training, self.preview_share
+        if share is None:
+            return images, steps
+        total, interval = training.last_step(world.size), self.sample_interval
+        between = interval if total is None else total / -(-total // interval)  # steps of each preview
+        limit = share * TRAINED * training.batch_size * between
+        asked = images * (once + steps * each)
+        if asked <= limit:
+            return images, steps
+        few = max(1, int(steps * math.sqrt(limit / asked)))  # both by the same factor
+        count = min(images, max(1, int(limit / (once + few * each))))
+        few = min(steps, max(1, int((limit / count - once) / each)))
+        if (count, few) != (images, steps):
+            shown = [f"{count} of {quantity(images, 'image')}"] if count < images else []
+            shown += [f"{few} of {quantity(steps, 'sampling step')}"] if few < steps else []
+            setting = spelled(named("preview_share"), spelling_of(type(self.settings)))
+            owner = f" of {name}" if name else ""
+            every = _rounded_up(share * asked / limit)
+            world.print(
+                f"Previews{owner} have {' and '.join(shown)}, so that they take at most {100 * share:g}% of the run; "
+                f"{setting} {every:g} would give them all."
+            )
+        return count, few
+
     def check_packages(self) -> None:
         """InputError for an optional package that the run needs and that is not installed."""
         with spelled_as_in_file(type(self.settings)):
@@ -129,9 +196,9 @@ class Session:
     tokenizer: of ours that reads the captions, if any.
     spec:      what a training sample must hold; nothing else is read from the shards.
     task:      what trains a network, given the network, its name, and samples whose conditions previews show.
-    initial:   a network of a name with its initial weights; torch's generator is seeded with the run's seed.
+    initial:   a network of a name as it is to be trained: on the device, with its initial weights, equal on all ranks;
+               torch's generator is seeded with the run's seed. None = one with random weights.
     start:     overwrites what a new network does not start from at random.
-    whole:     ``initial`` returns the network as it is to be trained: on the device, equal on all ranks.
     names:     of the networks that are trained.
     optims:    in place of the recipe's: of networks whose task has several, by its parts.
     frozen:    networks by name that are not trained but belong to the model that is saved.
@@ -148,11 +215,10 @@ class Session:
     recipe: Recipe
     world: World
     spec: SampleSpec
-    task: Callable[[nn.Module, str, Loader], Task]
+    task: Callable[[Any, str, Loader], Task]
     tokenizer: Tokenizer | None = None
     initial: Callable[[str], nn.Module] | None = None
-    start: Callable[[nn.Module], None] = lambda network: None
-    whole: bool = False
+    start: Callable[[Any], None] = lambda network: None
     names: Sequence[str] = ("",)
     optims: Mapping[str, Mapping[str, OptimConfig]] = field(default_factory=dict)
     frozen: Mapping[str, nn.Module] = field(default_factory=dict)
@@ -172,8 +238,9 @@ class Session:
     def network(self, name: str = "") -> nn.Module:
         """A network to be trained with its initial weights, a function of the seed. Every rank calls it."""
         training, world = self.recipe.training, self.world
-        if self.whole:
-            model = self._initial(name)
+        if self.initial is not None:
+            torch.manual_seed(training.seed)
+            model = self.initial(name)
         elif self._is_sharded:
             return build_sharded(partial(self._initial, name), self._parts, world, training.sharding)
         else:
@@ -188,10 +255,7 @@ class Session:
 
     def _initial(self, name: str) -> nn.Module:
         torch.manual_seed(self.recipe.training.seed)
-        if self.initial is not None:
-            network = self.initial(name)
-        else:
-            network = self.recipe.network.build(self.tokenizer.vocab_size if self.tokenizer else 0, name)
+        network = self.recipe.network.build(self.tokenizer.vocab_size if self.tokenizer else 0, name)
         if not next(network.parameters()).is_meta:  # other ranks get rank 0's values
             self.start(network)
         return network
@@ -235,11 +299,7 @@ class Session:
         return (self.loaders or standard_loaders)(self)
 
     def loader(self, **options: Any) -> Loader:
-        """Samples of ``recipe.data``; options: of ``Loader``, in place of the run's."""
-        world = self.world
-        share = {"batch_size": self.recipe.training.batch_size, "rank": world.slot, "world_size": world.size}
-        own = {"spec": self.spec, "device": world.device, "world": world, **share}
-        return Loader(self.recipe.data, **{**own, **options})
+        return open_loader(self.recipe, self.spec, self.world, **options)
 
     def identity(self) -> Identity:
         """What the run's checkpoints say about their origin: all settings except their location, without secrets."""
@@ -249,6 +309,13 @@ class Session:
             return Identity(settings.kind, config)
         vocabulary = tokenizer.vocabulary.text() if settings.tokenizer.bpe_path else ""
         return Identity(settings.kind, config, tokenizer.identity, vocabulary)
+
+
+def open_loader(recipe: Recipe, spec: SampleSpec, world: World, **options: Any) -> Loader:
+    """Samples of ``recipe.data``; options: of ``Loader``, in place of the run's."""
+    share = {"batch_size": recipe.training.batch_size, "rank": world.slot, "world_size": world.size}
+    own = {"spec": spec, "device": world.device, "world": world, **share}
+    return Loader(recipe.data, **{**own, **options})
 
 
 def standard_loaders(session: Session) -> tuple[Loader, Loader | None]:
@@ -264,6 +331,19 @@ def standard_loaders(session: Session) -> tuple[Loader, Loader | None]:
     if recipe.data.aspect.multi_aspect_ratio:  # the blocks of an evaluation have one size each
         options |= {"batch_size": Task.held_out_block, "rank": 0, "world_size": 1}
     return data, session.loader(seed=EVALUATION_SEED, shuffle=False, augment=False, **options)
+
+
+def _rounded_up(value: float) -> float:
+    """To two digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return round(math.ceil(value / unit) * unit, 12)
+
+
+def translated(kind: type[Config], section: Any, **others: Any) -> Config:
+    """Settings of another room, in the words of a section that calls some of them by the same names. others: the rest,
+    and what of the section means something else."""
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # all settings are dataclasses
+    return kind(**{each.name: getattr(section, each.name) for each in fields(section) if each.name in names} | others)
 
 
 def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..images.signal import to_uint8
 from ..models.latent.discriminator import Discriminator, DiscriminatorConfig, adversarial_loss, discriminator_loss
 from ..models.latent.stage_a import Reconstruction, StageA, one_vector
 from ..randomness import Draw
-from .calibration import Calibrating, calibration_rate, moments_text, sample_moments, usable
+from .semantic import Calibrating, calibration_rate, moments_text, sample_moments, usable
 
 DISCRIMINATOR = "discriminator"  # the second part, with an optimizer of its own
 SSIM_SIDE = 11  # pixels of the window of SSIM

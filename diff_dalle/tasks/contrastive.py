@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from ..models.noised_clip import NoisedClip
 from ..models.precision import autocast_disabled
 from ..randomness import Draw
 from ..training.task import Forward, Piece
-from .gradient_cache import cached_backward
 from .timesteps import TimestepTask
 
 
@@ -27,7 +26,7 @@ class ContrastiveTask(TimestepTask):
     """CLIP's symmetric loss (Radford et al. 2021, section 2.3) on images noised by the diffusion process.
 
     The candidates are the whole global batch: features are gathered from all ranks, and their gradients are returned,
-    so loss and gradient depend neither on the number of processes nor on the micro-batch (see gradient_cache.py).
+    so loss and gradient depend neither on the number of processes nor on the micro-batch.
 
     process: the full (not respaced) process that noises the images.
     world:   the processes that share the global batch.
@@ -127,3 +126,43 @@ def contrastive_losses(features: Mapping[str, Tensor], images: Tensor, texts: Te
         return 0.5 * (
             F.cross_entropy(to_text, own, reduction="none") + F.cross_entropy(to_image, own, reduction="none")
         )
+
+
+Features = dict[str, Tensor]
+
+
+def cached_backward(
+    pieces: Sequence[Piece],
+    forward: Forward,
+    loss: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
+    scale: Tensor | float,
+) -> dict[str, Tensor]:
+    """Accumulate the gradient of ``scale`` × the mean of ``loss(features)["loss"]`` (Gao et al. 2021, GradCache).
+
+    pieces, forward, scale: as in ``Task.backward``; ``forward`` returns named features, each [N, …].
+    loss:                   features of all pieces together → named values [N].
+
+    The first pass computes the features of every piece without gradient; the loss gives the features' gradients; the
+    second pass backpropagates them through the network piece by piece. Both passes compute the same features, because
+    all randomness, including dropout, is keyed by the sample. Returns the detached values of ``loss``.
+    """
+    if len(pieces) == 1:  # one pass suffices
+        values = loss(forward(*pieces[0], True))
+        (values["loss"].mean() * scale).backward()
+        return {name: value.detach() for name, value in values.items()}
+
+    with torch.no_grad():
+        found = [forward(batch, draw, False) for batch, draw in pieces]
+    features = {name: torch.cat([part[name] for part in found]) for name in found[0]}
+    for value in features.values():
+        value.requires_grad_(value.is_floating_point())
+    values = loss(features)
+    (values["loss"].mean() * scale).backward()
+
+    sizes = [len(batch) for batch, _ in pieces]
+    gradients = {name: value.grad.split(sizes) for name, value in features.items() if value.grad is not None}
+    for i, (batch, draw) in enumerate(pieces):
+        again = forward(batch, draw, i == len(pieces) - 1)
+        reached = [name for name in gradients if again[name].requires_grad]
+        torch.autograd.backward([again[name] for name in reached], [gradients[name][i] for name in reached])
+    return {name: value.detach() for name, value in values.items()}

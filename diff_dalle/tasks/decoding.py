@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -39,9 +38,9 @@ class DecodingTask(DenoisingTask):
     model: DecoderUnet
     process: SpacedDiffusion
 
-    def __init__(self, model: DecoderUnet, stage: DecoderStage, preview=None):
+    def __init__(self, model: DecoderUnet, stage: DecoderStage):
         process = create_gaussian_diffusion(stage.diffusion)
-        super().__init__(model, process, DenoisingConfig(caption_dropout=0.0), preview=preview)
+        super().__init__(model, process, DenoisingConfig(caption_dropout=0.0))
         self.stage = stage
         self.limit = thresholding(stage.guidance, PixelSignal.value_range)
 
@@ -90,7 +89,8 @@ class DecodingTask(DenoisingTask):
 
     def _embedded(self, batch: Batch) -> Conditioning:
         """Image embeddings and text encodings, where the U-Net is conditioned on them."""
-        stage, given, clip = self.stage, batch.cond, cast("Clip | None", self.companions.get(CLIP))
+        stage, given = self.stage, batch.cond
+        clip: Clip | None = self.companions.get(CLIP)
         cond = Conditioning()
         if stage.image_embedding:
             embedding = given.image_embedding

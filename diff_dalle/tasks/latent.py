@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -22,10 +22,9 @@ from ..models.latent.semantic import SemanticAutoencoder
 from ..models.latent.stage_a import StageA
 from ..models.latent.unet import LatentUnet
 from ..randomness import Draw, random_uniform
-from ..training.meter import Meter
-from ..training.task import Shown, Task
-from .bins import QUARTILES, by_log_snr, by_quartile, plot_by_log_snr
-from .imitation import Imitation
+from ..training.task import Meter, Shown, Task
+from .auxiliary import Imitation
+from .timesteps import QUARTILES, by_log_snr, by_quartile, plot_by_log_snr
 
 # Names of companions.
 STAGE_A, SEMANTIC, TEXT_CLIP, IMAGE_CLIP = "stage_a", "semantic", "text_clip", "image_clip"
@@ -49,7 +48,7 @@ class LatentTask(Task):
 
     autoencoder: name of the companion whose latents are denoised.
 
-    preview: task → named previews; None = no previews.
+    ``preview``, set by whoever makes the task, makes named previews of it; None = no previews.
 
     The unweighted losses of training are collected by log-SNR for a plot, from one preview to the next; a resumed run
     begins anew.
@@ -61,10 +60,11 @@ class LatentTask(Task):
     recorded = ("log_snr",)
     trains_conditions = False  # whether the loss has a gradient for what makes the conditions
     imitation: Imitation | None = None  # of a LoRA's base
+    preview: Callable[[LatentTask], dict[str, Shown]] | None = None
 
-    def __init__(self, model: LatentUnet, process: LogSnrProcess, config: LatentConfig, preview=None):
+    def __init__(self, model: LatentUnet, process: LogSnrProcess, config: LatentConfig):
         super().__init__()
-        self.model, self.process, self.config, self.preview = model, process, config, preview
+        self.model, self.process, self.config = model, process, config
         self.collected: Meter | None = None  # losses of training by log-SNR
         self.plot = OptionalPlot()
         self.empty: list[Tensor] | None = None  # a caption's tokens and mask, on the device
@@ -80,7 +80,7 @@ class LatentTask(Task):
     def latents(self, batch: Batch) -> Tensor:
         """What is denoised: [N, channels, h, w] float32."""
         stored = stored_map(batch, self.autoencoder)
-        network = cast("StageA | SemanticAutoencoder", self.companions[self.autoencoder])
+        network: StageA | SemanticAutoencoder = self.companions[self.autoencoder]
         return network.encode(batch.images) if stored is None else stored
 
     def condition(self, batch: Batch, draw: Draw | None = None) -> Conditioning:
@@ -138,7 +138,7 @@ class LatentTask(Task):
         return replace(cond, text_states=torch.where(where[:, None, None], states, cond.text_states), mask=kept)
 
     def _clip(self, name: str) -> Clip | None:
-        return cast("Clip | None", self.companions.get(name))
+        return self.companions.get(name)
 
     # ----------------------------------------------------------------------------------------------------------- losses
 
@@ -238,7 +238,7 @@ class StageBTask(LatentTask):
     @property
     def encoder(self) -> SemanticAutoencoder:
         """What makes the semantic maps."""
-        return cast(SemanticAutoencoder, self.companions[SEMANTIC])
+        return self.companions[SEMANTIC]
 
     def condition(self, batch: Batch, draw: Draw | None = None) -> Conditioning:
         cond = super().condition(batch, draw)
@@ -276,7 +276,7 @@ class StageBTask(LatentTask):
         """Positions of the network's first level."""
         stored, factor = stored_map(batch, STAGE_A), self.model.config.patch_size
         if stored is None:
-            factor *= cast(StageA, self.companions[STAGE_A]).config.stride
+            factor *= self.companions[STAGE_A].config.stride
         height, width = (batch.images if stored is None else stored).shape[2:]
         return height // factor, width // factor
 

@@ -1,21 +1,27 @@
-"""Previews: images of fixed prompts during training of a generator."""
+"""Previews in training: images of fixed prompts by a generator, and what becomes of some images in stages B and C."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..batch import Conditioning
+from ..batch import Batch, Conditioning
+from ..checkpoints.cascade import LatentSampling
 from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from ..images.grid import image_grid
+from ..images.pixels import to_uint8
 from ..images.signal import Signal
+from ..randomness import Draw
 from ..tracking.tracker import Table
 from ..training.task import Shown
+from .latent import LatentTask
 
 
 @dataclass(frozen=True)
@@ -75,3 +81,72 @@ class Previews:
             batch = SampleBatch(self.signal, self.size, range(count)[part], *given)
             parts.append(self.signal.to_pixels(sample_batch(generator, process, batch, self.sampler, guidance)))
         return np.concatenate(parts)
+
+
+SEED = 20240212  # of the noise, the same at every preview
+SAMPLED, AVERAGED, ORIGINAL = "sampled", "sampled with EMA", "original"
+COLUMNS = (SAMPLED, AVERAGED, "control", ORIGINAL)  # of the table, after the captions; those that there are
+
+
+@dataclass(frozen=True)
+class LatentPreviews:
+    """Called with a task, shows a column for each image: the original, its control if any, its latents decoded, noised
+    and then predicted in one step, and a sample from its conditions; with averaged weights also one from those that
+    are not. A table has the captions, samples, controls and originals.
+
+    batch:      the images and their conditions; positions count.
+    captions:   of the images, to show.
+    signal:     of the latents, which decodes them.
+    batch_size: images that are sampled at a time, as many as a training step's micro-batch.
+    """
+
+    batch: Batch
+    captions: list[str]
+    signal: Signal
+    sampling: LatentSampling
+    batch_size: int
+
+    def __call__(self, task: LatentTask) -> dict[str, Shown]:
+        parts = [self._rows(task, part.to(_device(task))) for part in self.batch.split(self.batch_size)]
+        rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        grid = image_grid(np.concatenate([*rows.values()]), columns=len(self.batch))
+        table = Table({"caption": self.captions, **{name: rows[name] for name in COLUMNS if name in rows}})
+        return {"samples": np.asarray(grid), "samples_table": table}
+
+    def _rows(self, task: LatentTask, batch: Batch) -> dict[str, np.ndarray]:
+        """The rows of the grid by name, uint8 [N, H, W, 3] each."""
+        process, draw = task.process, Draw(SEED, batch.index, batch.images.device)
+        x_start, cond = task.latents(batch), task.condition(batch)
+        t = (batch.index.to(x_start.device).double() + 0.5) / len(self.batch)
+        t = t.float() if x_start.device.type == "mps" else t
+        x_t = process.q_sample(x_start, t, draw.normal("noise", x_start.shape[1:]))
+        output = task.denoiser(x_t, process.condition(process.log_snr(t)), cond=cond)
+        predicted = process.undiffuse(x_t, t, output)[0]
+        images = {ORIGINAL: batch.images, **task.pictures(batch, cond)}
+        rows = {name: to_uint8(each).cpu().numpy() for name, each in images.items()}
+        latents = {"decoded": x_start, "noised": x_t.to(x_start.dtype), "one step": predicted}
+        rows |= {name: self.signal.to_pixels(each) for name, each in latents.items()}
+        for name, weights in self._weights(task).items():
+            with weights():
+                rows[name] = self.signal.to_pixels(self._sample(task, batch, x_start.shape[2:]))
+        return rows
+
+    def _weights(self, task: LatentTask) -> dict[str, Callable[[], contextlib.AbstractContextManager]]:
+        """Which weights are in place for each row of samples."""
+        if task.unaveraged is None:
+            return {SAMPLED: contextlib.nullcontext}
+        return {AVERAGED: contextlib.nullcontext, SAMPLED: task.unaveraged}
+
+    def _sample(self, task: LatentTask, batch: Batch, size: torch.Size) -> Tensor:
+        cond, sampling = task.condition(batch), self.sampling
+        guidance = sampling.guidance
+        null = task.unconditional(cond) if cond.droppable else None
+        if null is None:
+            guidance = replace(guidance, guidance_scale=1.0)
+        samples = SampleBatch(self.signal, (size[0], size[1]), batch.index.tolist(), cond, null)
+        steps = task.process.steps(sampling.steps, sampling.shift)
+        return sample_batch(task.denoiser, steps, samples, sampling.sampler_config, guidance)
+
+
+def _device(task: LatentTask) -> torch.device:
+    return next(task.model.parameters()).device

@@ -1,4 +1,5 @@
-"""Training a semantic encoder with its previewer: small pictures from the latents."""
+"""Training a semantic encoder with its previewer, small pictures from the latents: alone, or together with the stage B
+that reads the latents, as in Würstchen (Pernias et al. 2023)."""
 
 from __future__ import annotations
 
@@ -6,17 +7,60 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batch import Batch
 from ..config import option, settings
 from ..diffusion.augmentation import area_resize
+from ..diffusion.log_snr import LogSnrProcess
 from ..evaluation.fidelity import PSNR_CAP, psnr_uint8
 from ..images.grid import column_grid
 from ..images.signal import to_uint8
 from ..models.latent.semantic import SemanticAutoencoder
+from ..models.latent.unet import LatentUnet
 from ..randomness import Draw
-from .calibration import Calibrating, calibration_rate, moments_text, sample_moments, usable
+from ..training.task import Task
+from .latent import SEMANTIC, StageBTask, StageBTaskConfig
+
+LEAST_RATE = 0.01  # of a step, after the first ones, which count evenly
+
+
+def sample_moments(latents: Tensor) -> Tensor:
+    """Mean and mean square of each sample: [N, …] → [N, 2] float32, without gradient."""
+    latents = latents.detach().float().flatten(1)
+    return torch.stack([latents.mean(1), latents.square().mean(1)], 1)
+
+
+def usable(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """Both, with 0 and 1 where one of them is not finite, or there is no deviation."""
+    good = mean.isfinite() & std.isfinite() & (std > 0)
+    return torch.where(good, mean, 0.0), torch.where(good, std, 1.0)
+
+
+def calibration_rate(updates: int) -> float:
+    """How far the ``updates``-th step moves what is calibrated; the first one all the way."""
+    return max(1 / updates, LEAST_RATE)
+
+
+class Calibrating(Task):
+    """A task that counts its updates."""
+
+    updates = 0
+
+    def extra_state(self) -> dict[str, Tensor]:
+        return {**super().extra_state(), "updates": torch.tensor(self.updates)}
+
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        rest = dict(state)
+        self.updates = int(rest.pop("updates"))
+        super().load_extra_state(rest)
+
+
+def moments_text(values: Mapping[str, float]) -> str:
+    """The latents' mean and standard deviation, of the means of ``sample_moments``."""
+    mean, square = values["latent_mean"], values["latent_square"]
+    return f"latents: mean {mean:.3f}, standard deviation {max(0.0, square - mean**2) ** 0.5:.3f}"
+
 
 OBSERVED = ("norm_moments",)
 
@@ -118,3 +162,37 @@ class SemanticTask(Calibrating):
 
 def _small(images: Tensor, previews: Tensor) -> Tensor:
     return area_resize(images, (previews.shape[2], previews.shape[3]))
+
+
+class JointStageBTask(Calibrating, StageBTask):
+    """Stage B and its semantic encoder under one optimizer: the encoder learns what helps stage B. Its previewer learns
+    small pictures from the latents, which it does not change.
+
+    semantic: no companion, but trained, and saved with the optimizer's state.
+    """
+
+    trains_conditions = True
+
+    def __init__(
+        self, model: LatentUnet, process: LogSnrProcess, config: StageBTaskConfig, semantic: SemanticAutoencoder
+    ):
+        super().__init__(model, process, config)
+        self.semantic = semantic.thaw().train()
+        self.observed = (*self.observed, *OBSERVED)
+
+    def part_modules(self, part: str) -> Mapping[str, nn.Module]:
+        return {**super().part_modules(part), SEMANTIC: self.semantic}
+
+    @property
+    def encoder(self) -> SemanticAutoencoder:
+        return self.semantic
+
+    def losses(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        named, preview = super().losses(batch, draw), autoencoding_losses(self.semantic, batch.images, frozen=True)
+        error = preview.pop("loss")
+        return {**named, **preview, "loss": named["loss"] + error, "preview": error.detach()}
+
+    def observe(self, values: Mapping[str, Tensor]) -> None:
+        super().observe(values)
+        self.updates += 1
+        follow(self.semantic, values, self.updates)

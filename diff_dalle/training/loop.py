@@ -30,10 +30,10 @@ from ..randomness import Draw
 from ..tracking.files import append
 from ..tracking.tracker import Saved, Table, Tracker
 from .flight import FILE, flight_line
-from .meter import Meter
 from .restoring import Start
 from .saving import Exports, Saving
 from .settings import TrainingConfig
+from .task import Meter
 from .trainee import Trainee
 
 EVALUATION_SEED = 20210511  # the same draws in every run, so that held-out losses are comparable

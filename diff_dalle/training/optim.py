@@ -15,7 +15,7 @@ from ..config import InputError
 from ..distributed.parallel import local, total_norm
 from ..distributed.world import ALONE, World
 from .muon import AdamW, Muon
-from .optim_config import OptimConfig
+from .settings import OptimConfig
 
 
 def learning_rate(config: OptimConfig, step: int, peak: float | None = None) -> float:

@@ -18,9 +18,8 @@ from ..models.precision import autocast, training_precision
 from ..randomness import Draw
 from .ema import Ema
 from .flight import FlightRecorder
-from .meter import Meter
 from .optim import OptimConfig, Optimization
-from .task import Piece, Task
+from .task import Meter, Piece, Task
 
 
 class Trainee:

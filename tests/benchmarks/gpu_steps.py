@@ -21,8 +21,7 @@ from diff_dalle.models import kernels
 from diff_dalle.models.precision import autocast, for_inference
 from diff_dalle.models.units import compile_training
 from diff_dalle.randomness import Draw
-from diff_dalle.training.optim_config import OptimConfig
-from diff_dalle.training.settings import TrainingConfig
+from diff_dalle.training.settings import OptimConfig, TrainingConfig
 from diff_dalle.training.trainee import Trainee
 
 from .gpu_subjects import Latents, Pixels, Subject, flops_per_image

@@ -41,9 +41,8 @@ from diff_dalle.models.text_encoder import TextEncoderConfig
 from diff_dalle.models.transformer import DenoiserConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.contrastive import ContrastiveTask
-from diff_dalle.tasks.denoising import DenoisingTask
+from diff_dalle.tasks.denoising import DenoisingTask, UpsamplingTask
 from diff_dalle.tasks.latent import LatentConfig, LatentTask
-from diff_dalle.tasks.upsampling import UpsamplingTask
 from diff_dalle.training.task import Task
 
 from .baseline_latent import BaselineLatentUnet

@@ -1,4 +1,4 @@
-"""The gradient of a contrastive batch in micro-batches (tasks/gradient_cache.py) against the whole batch at once."""
+"""The gradient of a contrastive batch in micro-batches (tasks/contrastive.py) against the whole batch at once."""
 
 from __future__ import annotations
 

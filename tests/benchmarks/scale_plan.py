@@ -12,7 +12,7 @@ from diff_dalle.evaluation.report import markdown_table
 from diff_dalle.recipes.planning.cluster import GPUS as KINDS
 from diff_dalle.recipes.planning.cluster import Links, Traffic, sent_bytes
 from diff_dalle.recipes.planning.cost import NetworkCost
-from diff_dalle.recipes.planning.sharded import process_memory
+from diff_dalle.recipes.planning.step import process_memory
 from diff_dalle.recipes.recipe import Recipe
 
 PRESETS = ("generator_64", "cascade_stage_c_3b")

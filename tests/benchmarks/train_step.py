@@ -28,8 +28,7 @@ from diff_dalle.models.precision import autocast, training_precision
 from diff_dalle.models.unet import UNet, UNetConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.training.loop import TrainLoop
-from diff_dalle.training.optim_config import OptimConfig
-from diff_dalle.training.settings import TrainingConfig
+from diff_dalle.training.settings import OptimConfig, TrainingConfig
 from diff_dalle.training.task import Task
 from diff_dalle.training.trainee import Trainee
 

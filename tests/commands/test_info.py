@@ -46,7 +46,7 @@ from diff_dalle.models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES
 from diff_dalle.models.layers import to_channels_last
 from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.recipes.planning.cost import IMAGES, NetworkCost, networks_of
-from diff_dalle.recipes.planning.sharded import process_memory
+from diff_dalle.recipes.planning.step import process_memory
 
 ROOT = Path(__file__).parent.parent.parent
 UPSAMPLER = {**TINY, "image_size": 32, "small_size": 8, "attention_resolutions": "none"}

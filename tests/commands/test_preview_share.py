@@ -29,7 +29,7 @@ from diff_dalle.models.latent.semantic import Previewer
 from diff_dalle.models.latent.stage_a import StageA
 from diff_dalle.models.latent.stages import StageB, StageC
 from diff_dalle.recipes.generator import previews_of
-from diff_dalle.recipes.previewing import TRAINED, affordable
+from diff_dalle.recipes.recipe import TRAINED
 from diff_dalle.recipes.train import train_recipe
 from diff_dalle.training.loop import TrainLoop
 
@@ -166,7 +166,7 @@ class Told:
 def fitting(images=16, steps=30, each=2.0, once=0.0, processes=1, **settings):
     """What previews have, and what is said about it."""
     world, settings = Told(processes), {"sample_interval": 5000, "batch_size": 16, "iterations": 2, **settings}
-    return *affordable(make_run(**settings).recipe(), world, images, steps, each, once), world.lines
+    return *make_run(**settings).recipe().affordable(world, images, steps, each, once), world.lines
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from diff_dalle.recipes.control import ControlNetRun
 from diff_dalle.recipes.decoder import DecoderRun
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.recipes.lora import StageCLora
-from diff_dalle.recipes.spelling import spelled_as_in_file
+from diff_dalle.recipes.recipe import spelled_as_in_file
 from diff_dalle.training.loop import Diverged
 
 CASCADE = (StageBRun, StageCControlNetRun, StageCLora)

@@ -14,7 +14,7 @@ from diff_dalle.data.loader import DataConfig
 from diff_dalle.distributed.world import ProcessInfo, World
 from diff_dalle.recipes import recipe as recipes
 from diff_dalle.recipes.generator import GeneratorRun
-from diff_dalle.recipes.starting import with_streams
+from diff_dalle.recipes.train import with_streams
 
 
 def world_of(nodes: int) -> World:

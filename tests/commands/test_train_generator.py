@@ -16,8 +16,6 @@ from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.images.signal import to_uint8
 from diff_dalle.images.transforms import Window
 from diff_dalle.recipes.generator import GeneratorRun
-from diff_dalle.tasks.denoising import DenoisingTask
-from diff_dalle.tasks.upsampling import UpsamplingTask
 from diff_dalle.worlds.shapes.scenes import ShapesConfig
 from diff_dalle.worlds.shapes.shards import write_shapes
 
@@ -29,9 +27,7 @@ def make_run(**changed):
     return parse(GeneratorRun, flags_of({**SETTINGS["train_generator.py"], **changed}))
 
 
-@pytest.mark.parametrize(
-    "flags", [{"gaussian_blur": True}, {"noise_augmentation": 0.1}, {"crop_size": 8}, {"gaussian_blur": True} | FEW]
-)
+@pytest.mark.parametrize("flags", [{"gaussian_blur": True}, {"noise_augmentation": 0.1}, {"crop_size": 8}])
 def test_settings_of_upsamplers_are_refused_for_a_base_generator(flags):
     with pytest.raises(InputError, match="are for upsamplers, but this is a base generator: set --small_size"):
         make_run(**flags)
@@ -50,8 +46,6 @@ def test_settings_of_upsamplers_are_refused_for_a_base_generator(flags):
             {"small_size": 8, "crop_size": 10, "channel_mult": "1,1,2"},
             "crop_size is 10, but must be a multiple of 4, the network's downsampling factor",
         ),
-        ({"small_size": 16}, r"small_size is 16, but must be smaller than (--)?image_size \(16\)"),
-        ({"small_size": 6}, r"small_size is 6, but must be smaller than --image_size \(16\) and divide it"),
     ],
 )
 def test_sizes_that_do_not_fit_each_other_are_refused(flags, words):
@@ -157,52 +151,11 @@ def test_previews_of_parts_without_text_and_of_degraded_images(flags):
     assert not task.preview.cond.low_res_level.any() and not task.preview.cond.low_res_blur.any()
 
 
-def test_base_generators_are_trained_and_shown_as_before():
-    run = make_run(**FEW, preview_samples=4)
-    session = run.recipe().open(WORLD)
-    (trainee,) = session.trainees(Pictures(session.tokenizer))
-    assert type(trainee.task) is DenoisingTask and trainee.task.preview.cond.low_res is None
-    grid = trainee.task.previews()["samples"]
-    assert grid.shape[1] == 2 * 100 + 4
-    assert type(build(1)[0]) is UpsamplingTask
-
-
 # ---------------------------------------------------------------------------------------------------------- the command
 
 
-@pytest.mark.parametrize("network", [{}, TRANSFORMER], ids=["unet", "transformer"])
-def test_an_interrupted_upsampler_continues_exactly(tmp_path, network):
-    """With blur, noise and crops, a step and another give the files of two steps, bit for bit."""
-    world = tmp_path / "world"
-    write_shapes(ShapesConfig(image_size=16, train_samples=32, val_samples=16, samples_per_shard=16), str(world))
-    flags = {
-        "small_size": 8,
-        "image_size": 16,
-        "gaussian_blur": True,
-        "noise_augmentation": 0.3,
-        "crop_size": 8,
-        "batch_size": 8,
-        "save_interval": 1,
-        "num_workers": 0,
-        "val_data_dir": world / "val",
-        "eval_interval": 2,
-        "prediction": "x_start",
-        "eval_samples": 8,
-        **network,
-    }
-    for name, iterations in (("whole", 2), ("parts", 1), ("parts", 2)):
-        result = train(tmp_path / name, world / "train", iterations=iterations, **flags)
-    assert "Resuming at step 1" in result.stdout
-    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
-    whole, parts = hashes(tmp_path / "whole"), hashes(tmp_path / "parts")
-    latest = [name for name in whole if "000002" in name]
-    assert whole.keys() == parts.keys() and len(latest) == 3 and all(whole[name] == parts[name] for name in latest)
-    measures = ("psnr", "bicubic_psnr", "consistency_psnr", "caption_swap_gap")
-    assert all(np.isfinite(losses(tmp_path / "whole", f"held_out/{name}")[2]) for name in measures)
-
-
 def test_resolution_in_stages(tmp_path):
-    """A run at twice the size starts from the first run's weights, at more noise, and continues exactly."""
+    """A run at twice the size starts from the first run's weights, at more noise."""
     world = tmp_path / "world"
     write_shapes(ShapesConfig(image_size=16, train_samples=32, val_samples=16, samples_per_shard=16), str(world))
     network = {**TRANSFORMER, "position_patches": 2, "noise_schedule": "flow", "prediction": "x_start", "lr": 1e-4}
@@ -211,12 +164,8 @@ def test_resolution_in_stages(tmp_path):
     train(tmp_path / "first", world / "train", image_size=8, iterations=1, **flags)
     start = tmp_path / "first" / "model000001.pt"
     larger = {**flags, "image_size": 16, "flow_shift": 2, "init_checkpoint": start}
-    for name, iterations in (("whole", 2), ("parts", 1), ("parts", 2)):
-        train(tmp_path / name, world / "train", iterations=iterations, **larger)
-    whole, parts = hashes(tmp_path / "whole"), hashes(tmp_path / "parts")
-    latest = [name for name in whole if "000002" in name]
-    assert len(latest) == 3 and all(whole[name] == parts[name] for name in latest)
-    before, after = (torch.load(file, weights_only=True) for file in (start, tmp_path / "parts" / "model000001.pt"))
+    train(tmp_path / "second", world / "train", iterations=1, **larger)
+    before, after = (torch.load(file, weights_only=True) for file in (start, tmp_path / "second" / "model000001.pt"))
     moved = [(after["state"][name] - value).abs().max() for name, value in before["state"].items()]
     assert 0 < max(moved) < 1.01e-4  # one step of AdamW
 

@@ -1,14 +1,11 @@
-"""LoRAs of networks that are trained from files: stages of a latent cascade, U-Nets of a decoder."""
+"""LoRAs of stages of a latent cascade, from files. ``record`` trains those of a decoder and of stage B too."""
 
-import json
 import re
 from pathlib import Path
 
 import cascade_file_making as cascade
-import decoder_file_making as decoder
 import numpy as np
 import pytest
-import torch
 import yaml
 from script_running import losses, run
 
@@ -32,15 +29,12 @@ def frozen(tmp_path_factory, world):
 
 
 @pytest.fixture(scope="module")
-def bases(tmp_path_factory, world, frozen):
-    """Checkpoints of stages B and C."""
-    found = {}
-    for kind in ("stage_b", "stage_c"):
-        folder = tmp_path_factory.mktemp(kind)
-        quiet = [("loop.preview_samples", 0), ("lr", 0.05), ("updates", 2)]
-        cascade.run(kind, folder, world, *cascade.frozen_of(kind, frozen), *quiet)
-        found[kind] = str(folder / "run" / "model000002.pt")
-    return found
+def base(tmp_path_factory, world, frozen):
+    """A checkpoint of stage C."""
+    folder = tmp_path_factory.mktemp("stage_c")
+    quiet = [("loop.preview_samples", 0), ("lr", 0.05), ("updates", 2)]
+    cascade.run("stage_c", folder, world, *cascade.frozen_of("stage_c", frozen), *quiet)
+    return str(folder / "run" / "model000002.pt")
 
 
 def document(folder, world, frozen, base, **changed) -> str:
@@ -79,8 +73,8 @@ def document(folder, world, frozen, base, **changed) -> str:
     return str(path)
 
 
-def test_the_documented_example_trains_and_samples(tmp_path, world, frozen, bases):
-    path = document(tmp_path, world, frozen, bases["stage_c"])
+def test_the_documented_example_trains_and_samples(tmp_path, world, frozen, base):
+    path = document(tmp_path, world, frozen, base)
     assert inferred_kind(yaml.safe_load(Path(path).read_text())) == "stage_c_lora"
     run("train_cascade.py", path)
     folder = tmp_path / "stage_c_lora"
@@ -91,30 +85,19 @@ def test_the_documented_example_trains_and_samples(tmp_path, world, frozen, base
     assert sorted(each.name for each in (tmp_path / "out" / "stage_c_lora").iterdir())  # previews
     options = {"semantic": frozen["effnet_checkpoint_path"]}
     merged = str(tmp_path / "merged.pt")
-    run("merge_lora.py", "--model_path", bases["stage_c"], "--lora", lora.path, "--out", merged)
+    run("merge_lora.py", "--model_path", base, "--lora", lora.path, "--out", merged)
     pictures = [
         diff_dalle.load(model, "cpu", lora=given, **options).sample("a [fernando]", progress=False).astype(int)
-        for model, given in ((bases["stage_c"], ()), (bases["stage_c"], lora.path), (merged, ()))
+        for model, given in ((base, ()), (base, lora.path), (merged, ()))
     ]
     assert np.array_equal(pictures[1], pictures[2]) and not np.array_equal(pictures[0], pictures[1])
 
 
-def test_a_base_may_have_any_size(tmp_path, world, frozen, bases):
+def test_a_base_may_have_any_size(tmp_path, world, frozen, base):
     """Whatever ``model_version`` it had, which a file need not repeat."""
     own = {"model_version": None, "model": {}}
-    settings = parse_cascade([document(tmp_path, world, frozen, bases["stage_c"], **own)])
-    assert settings.model == open_network(bases["stage_c"], "stage_c").settings.model
-
-
-def test_a_stage_b_is_adapted(tmp_path, world, frozen, bases):
-    own = [("generator_checkpoint_path", bases["stage_b"]), ("module_filters", ["attn", "mlp"]), ("rank", 2)]
-    own += [*cascade.frozen_of("stage_b", frozen), ("kind", "stage_b_lora"), ("save_every", 1)]
-    for name, updates in (("whole", 2), ("cut", 1), ("cut", 2)):
-        path = cascade.write_file("stage_b", tmp_path / name, world, *own, ("updates", updates))
-        run("train_cascade.py", path)
-    whole, again = (load_file(str(tmp_path / name / "run" / "model000002.pt"))["state"] for name in ("whole", "cut"))
-    assert all(name.startswith("lora.") for name in whole) and any(value.any() for value in whole.values())
-    assert all(torch.equal(value, again[name]) for name, value in whole.items())
+    settings = parse_cascade([document(tmp_path, world, frozen, base, **own)])
+    assert settings.model == open_network(base, "stage_c").settings.model
 
 
 @pytest.mark.parametrize(
@@ -125,24 +108,22 @@ def test_a_stage_b_is_adapted(tmp_path, world, frozen, bases):
             r"says its settings itself, but model .*says others: .*; leave these out, and model_version, which stands",
         ),
         ({"generator_checkpoint_path": None}, "generator_checkpoint_path is required"),
-        ({"train_tokens": [["[fernando]", "^zzzzq"]]}, "which finds no token"),
-        ({"rank": 0}, r"rank \(.*lora.yaml, line \d+\) is 0, but must be at least 1"),
         ({"prior_data_dir": ["x"]}, "prior_data_dir .*and multi_aspect_ratio .*exclude each other"),
     ],
 )
-def test_bad_files_are_refused(tmp_path, world, frozen, bases, changed, words):
-    result = run("train_cascade.py", document(tmp_path, world, frozen, bases["stage_c"], **changed), ok=False)
+def test_bad_files_are_refused(tmp_path, world, frozen, base, changed, words):
+    result = run("train_cascade.py", document(tmp_path, world, frozen, base, **changed), ok=False)
     assert result.returncode == 2 and re.search(words, result.stderr), result.stderr
 
 
 @pytest.mark.slow
-def test_processes_share_batches_half_of_which_are_regularization_images(tmp_path, world, frozen, bases):
+def test_processes_share_batches_half_of_which_are_regularization_images(tmp_path, world, frozen, base):
     """Of 4 samples each of two processes has one of either kind; of 6 it cannot have as many."""
 
     def start(name: str, ranks: int, **changed):
         own = {"multi_aspect_ratio": None, "prior_data_dir": [world], "updates": 2, "save_every": 2, "train_tokens": []}
         own["loop"] = {"log_interval": 1, "preview_samples": 0}
-        path = document(tmp_path / name, world, frozen, bases["stage_c"], **own, **changed)
+        path = document(tmp_path / name, world, frozen, base, **own, **changed)
         return run("train_cascade.py", path, ranks=ranks, ok="batch_size" not in changed)
 
     start("one", 1)
@@ -153,25 +134,3 @@ def test_processes_share_batches_half_of_which_are_regularization_images(tmp_pat
     sentence = "batch_size is 6, but must be a multiple of 4, twice the processes, with prior_data_dir: "
     assert refused.returncode == 2 and refused.stderr.count(sentence) == 1
     assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
-
-
-def test_u_nets_of_a_decoder_are_adapted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where savers put their files
-    world = decoder.make_world(tmp_path / "shards")
-    first = decoder.write_file(tmp_path, world=world)
-    run("train_decoder.py", "--config_file", first, "--threads 1 --set train.epochs=1")
-    (base,) = (tmp_path / "run").glob("*best.pt")
-    folder = tmp_path / "lora"
-    folder.mkdir()
-    path = decoder.write_file(folder, world=world)
-    file = {name: value for name, value in json.loads(Path(path).read_text()).items() if name != "decoder"}
-    (folder / "decoder.json").write_text(json.dumps({**file, "model_path": str(base), "module_filters": ["conv"]}))
-    run("train_lora.py", "--config", path, "--threads 1")
-    (lora,) = (read_lora(str(each)) for each in sorted((folder / "run").glob("unet0_lora*.safetensors"))[-1:])
-    assert lora.about.kind == "decoder" and lora.about.trainee == "unet0"
-    embeddings = np.stack([decoder.embedding(1)])
-    plain, adapted = (
-        diff_dalle.load(str(base), "cpu", lora=given).sample(embeddings=embeddings, progress=False)
-        for given in ((), f"{lora.path}:100")  # its pictures are noise, black or white
-    )
-    assert not np.array_equal(plain, adapted)

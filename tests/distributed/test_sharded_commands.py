@@ -31,7 +31,7 @@ from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.recipes.decoder import DecoderRun
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.recipes.recipe import Session
-from diff_dalle.recipes.spelling import spelled_as_in_file
+from diff_dalle.recipes.recipe import spelled_as_in_file
 from diff_dalle.recipes.train import train_recipe
 from diff_dalle.tasks.control import BASE
 

@@ -6,7 +6,7 @@ from ranks import run_ranks_of
 
 TRAINING = """
 from diff_dalle.recipes.planning.cost import shapes_of
-from diff_dalle.recipes.planning.sharded import share_of
+from diff_dalle.recipes.planning.step import share_of
 
 def main():
     alone = World(SINGLE, torch.device("cpu"))

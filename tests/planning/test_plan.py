@@ -23,7 +23,7 @@ from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.recipes.planning import calibration, cost
 from diff_dalle.recipes.planning.calibration import Steps, reached
-from diff_dalle.recipes.planning.cluster import GPUS, PlanConfig, sent_bytes
+from diff_dalle.recipes.planning.cluster import PlanConfig, sent_bytes
 from diff_dalle.recipes.planning.cost import NetworkCost, networks_of
 from diff_dalle.recipes.planning.plan import Plan
 from diff_dalle.recipes.planning.step import Layout, Memory, Option, Step, largest_that_fits
@@ -212,14 +212,6 @@ def test_seconds_of_a_step(counted):
     low, high = alone.seconds(Layout(), 4)
     assert low == pytest.approx(4 * counted[0].operations(False) * 5e-6) and high == pytest.approx(2 * low)
     assert dataclasses.replace(alone, calibrated=1e9).seconds(Layout(), 4) == (flops / 1e9, flops / 1e9)
-
-
-def test_more_utilization_or_a_faster_gpu_takes_less_time(counted):
-    def slowest(gpu: str, utilization: float) -> float:
-        config = PlanConfig(gpu=gpu, gpus=1, utilization=(utilization, utilization), launch_time=(1e-9, 1e-9))
-        return Step(counted, config, 16).seconds(Layout(), 16)[1]
-
-    assert slowest("h100", 0.2) > slowest("h100", 0.4) and slowest("a100_80", 0.2) > slowest("h100", 0.2)
 
 
 def test_steps_take_the_time_of_the_clock_on_any_number_of_threads(world, monkeypatch):
@@ -423,7 +415,6 @@ def test_the_script_plans():
     [
         ("--gpus 0", "gpus is 0, but must be at least 1"),
         ("--gpus 12", "gpus is 12, but must be a multiple of --gpus_per_node (8)"),
-        ("--gpu h1000", "h1000"),
         ("--global_batch 100", "global_batch is 100, but must be a multiple of --gpus (8)"),
         ("--reserve 1", "reserve is 1, but"),
         ("--utilization 0.5", "utilization is 0.5, but must be LOWEST,HIGHEST"),
@@ -443,8 +434,3 @@ def test_refusals_are_one_sentence(flags, words):
 def test_calibration_without_data_is_refused():
     with pytest.raises(InputError, match="data_dir is required"):
         plan(parse_plan([*PLANNED, "--calibrate", "True"]))
-
-
-def test_gpus_have_sensible_figures():
-    for gpu in GPUS.values():
-        assert 1e14 < gpu.peak < 3e15 and 20 < gpu.memory < 200 and 0 < gpu.price[0] < gpu.price[1]

@@ -21,7 +21,7 @@ def drawn(monkeypatch):
         found.append(series)
         return np.zeros((1, 1, 3), np.uint8)
 
-    monkeypatch.setattr("diff_dalle.tasks.bins.line_plot", record)
+    monkeypatch.setattr("diff_dalle.tasks.timesteps.line_plot", record)
     return found
 
 
@@ -44,7 +44,7 @@ def test_without_matplotlib_the_extra_is_named_once(monkeypatch):
     def missing(*arguments, **options):
         raise plots.MissingMatplotlib(f"plots require matplotlib: {plots.INSTALL}")
 
-    monkeypatch.setattr("diff_dalle.tasks.bins.line_plot", missing)
+    monkeypatch.setattr("diff_dalle.tasks.timesteps.line_plot", missing)
     task = stage_c()
     assert task.training_findings() == ("", {})  # there is nothing to draw yet
     task.observe(observed([0.0], [1.0]))

@@ -4,20 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from network_making import captions, gradient, make_generator, pixels
+from network_making import captions, make_generator, pixels
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.resample import DenoisingConfig
-from diff_dalle.distributed.world import ALONE
 from diff_dalle.images.control_filters.table import ControlConfig
 from diff_dalle.models.adapters.controlnet import Controlled, UnetControlConfig, UnetControlNet
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.control import BASE, SEED, ControlledDenoisingTask, control_of
 from diff_dalle.tasks.denoising import DenoisingTask
-from diff_dalle.training.optim import OptimConfig
-from diff_dalle.training.trainee import Trainee
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
 FLOW = training_process(DiffusionConfig(noise_schedule="flow", prediction="x_start", loss_space="flow"))
@@ -54,23 +51,6 @@ def test_the_first_loss_is_that_of_the_base(process):
     alone = DenoisingTask(base, process, DenoisingConfig()).eval()
     expected, found = (each.losses(batch, draw_of(batch))["loss"] for each in (alone, task))
     assert torch.equal(expected, found)
-
-
-def test_only_the_controlnet_has_gradients_optimizer_state_and_averages():
-    task, batch = make_task(), make_batch()
-    trainee = Trainee(task, OptimConfig(ema_rate=(0.5,), lr=1e-2), "fp32", ALONE)
-    before = {name: value.clone() for name, value in task.companions[BASE].state_dict().items()}
-    own = {name: value.clone() for name, value in task.model.state_dict().items()}
-    for step in range(3):
-        trainee.update([(batch, draw_of(batch))], step)
-    assert all(p.grad is None and not p.requires_grad for p in task.companions[BASE].parameters())
-    assert all(torch.equal(before[name], value) for name, value in task.companions[BASE].state_dict().items())
-    changed = [name for name, value in task.model.state_dict().items() if not torch.equal(own[name], value)]
-    assert len(changed) == len(own)
-    optimizer = trainee.optimizations[""].optimizer
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    assert held == {id(p) for p in task.model.parameters()} and len(optimizer.state) == len(held)
-    assert trainee.states()["ema_0.5"].keys() == own.keys() == trainee.states()["model"].keys()
 
 
 def test_controls_are_of_the_positions():
@@ -124,18 +104,6 @@ def test_previews_are_of_the_steered_base():
     task.preview = lambda network: {"seen": network}
     found = task.previews()["seen"]
     assert isinstance(found, Controlled) and found.base is task.companions[BASE] and found.controlnet is task.model
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_micro_batches_have_the_same_gradient(size):
-    task, batch = make_task(), make_batch()
-    gradients = []
-    for pieces in ([batch], batch.split(size)):
-        task.model.zero_grad()
-        work = [(piece, Draw(0, piece.index)) for piece in pieces]
-        task.backward(work, lambda piece, draw, sync: task(piece, draw), 1.0)
-        gradients.append(gradient(task.model))
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
 
 
 def test_conditions_keep_a_control():

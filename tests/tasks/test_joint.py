@@ -5,8 +5,8 @@ from test_latent_task import draw_of, make_batch, stage_b
 from torch.testing import assert_close
 
 from diff_dalle.diffusion.log_snr_config import LogSnrConfig
-from diff_dalle.tasks.joint import JointStageBTask
 from diff_dalle.tasks.latent import SEMANTIC, STAGE_A
+from diff_dalle.tasks.semantic import JointStageBTask
 
 
 def make(diffusion=None, **settings) -> JointStageBTask:
@@ -53,6 +53,4 @@ def test_statistics_and_adaptive_weights_both_follow():
     with torch.no_grad():
         latents = task.semantic.encode(batch.images)
     assert latents.mean((0, 2, 3)).abs().max() < 0.2 and (latents.std((0, 2, 3)) - 1).abs().max() < 0.2
-    other = make(LogSnrConfig(loss_weighting=("adaptive",)))
-    other.load_extra_state(task.extra_state())
-    assert other.updates == 12 and (other.process.state_dict()["adaptive_weight"] != 1).any()
+    assert (task.process.state_dict()["adaptive_weight"] != 1).any()

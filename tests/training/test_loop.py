@@ -1,6 +1,5 @@
 """The loop with a toy task: exact resuming, micro-batches, non-finite steps, signals, checkpoints."""
 
-import hashlib
 import itertools
 import json
 import os
@@ -10,22 +9,20 @@ from dataclasses import replace
 import pytest
 import torch
 from operation_counting import operations
-from toy import ListTracker, ToyData, ToyTask
-from waiting import reads
+from script_running import hashes
+from toy import WORLD, ListTracker, ToyData, ToyTask, run, weights
 
-from diff_dalle.checkpoints.checkpoint import Identity, load_file, load_weights
+from diff_dalle.checkpoints.checkpoint import Identity, load_file
 from diff_dalle.checkpoints.run_folder import open_run
 from diff_dalle.config import InputError
 from diff_dalle.distributed.launch import JobEnd
-from diff_dalle.distributed.world import ProcessInfo, World
 from diff_dalle.randomness import Draw
 from diff_dalle.tracking.tracker import Table
-from diff_dalle.training.loop import Diverged, TrainLoop
+from diff_dalle.training.loop import SIGNAL, Diverged, TrainLoop, stop_on_signals
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.settings import TrainingConfig
 from diff_dalle.training.trainee import Trainee
 
-WORLD = World(ProcessInfo("single"), torch.device("cpu"))
 OPTIM = OptimConfig(lr=1e-2, ema_rate=(0.9, 0.99), warmup_steps=3, grad_clip=0.5)
 
 
@@ -37,20 +34,6 @@ def make_loop(logdir, task=None, optim=OPTIM, data=None, val_data=None, name="",
     run = open_run(str(logdir), identity, OptimConfig)
     trainee = Trainee(task or ToyTask(), optim, config.precision, WORLD, name)
     return TrainLoop(config, [trainee], data or ToyData(config.batch_size), run, WORLD, val_data)
-
-
-def run(loop):
-    tracker = ListTracker()
-    loop.run(tracker)
-    return tracker
-
-
-def weights(loop):
-    return torch.cat([p.detach().flatten() for p in loop.trainees[0].task.model.parameters()])
-
-
-def hashes(folder):
-    return {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in os.listdir(folder) if n.endswith(".pt")}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -84,7 +67,7 @@ def test_kill_between_files_continues_from_the_last_complete_set(tmp_path):
 def test_microbatches_do_not_change_the_result(tmp_path, microbatch):
     plain, pieces = make_loop(tmp_path / "a"), make_loop(tmp_path / "b", microbatch=microbatch)
     run(plain), run(pieces)
-    assert torch.allclose(weights(plain), weights(pieces), atol=1e-6)
+    assert torch.allclose(weights(plain.trainees[0]), weights(pieces.trainees[0]), atol=1e-6)
 
 
 def test_reported_means_are_exact_and_leave_out_what_does_not_apply(tmp_path):
@@ -107,7 +90,7 @@ def test_non_finite_steps_are_skipped_and_counted(tmp_path):
     tracker = run(poisoned)
     clean = make_loop(tmp_path / "b", iterations=1)
     run(clean)
-    assert torch.equal(weights(poisoned), weights(clean))
+    assert torch.equal(weights(poisoned.trainees[0]), weights(clean.trainees[0]))
     assert tracker.rows[-1][1]["skipped_steps"] == 1
 
 
@@ -241,11 +224,6 @@ def test_the_best_weights_survive_a_kill(tmp_path, losses):
     assert hashes(tmp_path / "parts") == hashes(tmp_path / "whole")
 
 
-def test_the_last_step_is_evaluated(tmp_path):
-    rows = run(make_loop(tmp_path, val_data=ToyData(8), eval_interval=4, iterations=7)).rows
-    assert [step for step, scalars in rows if "held_out/loss" in scalars] == [4, 7]
-
-
 def test_findings_are_noted_and_drawn_beside_the_checkpoints(tmp_path):
     class Telling(ToyTask):
         def findings(self, values):
@@ -260,10 +238,10 @@ def test_findings_are_noted_and_drawn_beside_the_checkpoints(tmp_path):
         def figure(self, step, name, image):
             self.drawn.append((step, name, image.shape))
 
-    tracker = Listening()
-    make_loop(tmp_path, task=Telling(), val_data=ToyData(8), eval_samples=8, eval_interval=5, name="base").run(tracker)
-    assert tracker.said == ["Step 5, base: mean position 3.5", "Step 10, base: mean position 3.5"]
-    assert tracker.drawn == [(5, "base/curve", (2, 3, 3)), (10, "base/curve", (2, 3, 3))]
+    settings = {"val_data": ToyData(8), "eval_samples": 8, "eval_interval": 5, "iterations": 7}  # the last step is, too
+    tracker = run(make_loop(tmp_path, task=Telling(), name="base", **settings), Listening())
+    assert tracker.said == ["Step 5, base: mean position 3.5", "Step 7, base: mean position 3.5"]
+    assert tracker.drawn == [(5, "base/curve", (2, 3, 3)), (7, "base/curve", (2, 3, 3))]
 
 
 def test_previews_are_told_with_what_training_has_found(tmp_path):
@@ -305,6 +283,26 @@ def test_a_signal_saves_and_leaves_with_a_status_of_its_own(tmp_path, number):
         run(loop)
     assert end.value.code == 128 + number and 2 <= loop.step <= 4
     assert make_loop(tmp_path).step == loop.step
+
+
+@pytest.mark.parametrize(
+    ("tells", "said"), [(True, "\nFinishing this step and saving; Ctrl-C again to stop now\n"), (False, "")]
+)
+def test_ctrl_c_says_what_happens(tells, said, capfd):
+    with stop_on_signals(tells) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.reason == SIGNAL + signal.SIGINT and capfd.readouterr().err == said
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr().err == ""
+
+
+def test_another_signal_has_no_second_one(capfd):
+    with stop_on_signals(True) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.reason == SIGNAL + signal.SIGTERM
+    assert capfd.readouterr().err == "\nFinishing this step and saving\n"
 
 
 def test_a_signal_ends_a_wait_for_data(tmp_path):
@@ -445,20 +443,9 @@ def test_old_checkpoints_are_removed_when_asked(tmp_path):
     run(make_loop(tmp_path, save_interval=2, keep_checkpoints=2))
     assert {name for name in os.listdir(tmp_path) if name.startswith("model")} == {"model000008.pt", "model000010.pt"}
     os.remove(tmp_path / "opt000008.pt")  # by hand
-    run(make_loop(tmp_path, save_interval=2, keep_checkpoints=2, iterations=14))
-    assert {name for name in os.listdir(tmp_path) if name.startswith("model")} == {"model000012.pt", "model000014.pt"}
-
-
-def test_another_runs_folder_is_refused(tmp_path):
-    run(make_loop(tmp_path))
-    identity = Identity("toy", {"ema_start": 5}, None)
-    with pytest.raises(InputError, match=r"ema_start \(null → 5\)"):
-        open_run(str(tmp_path), identity, OptimConfig)
-    assert open_run(str(tmp_path), Identity("toy", {"lr": 0.5}, None), OptimConfig).checkpoints  # lr may change
-    with pytest.raises(InputError, match="holds a toy, not a generator"):
-        make_loop(tmp_path / "other", kind="generator", resume_checkpoint=str(tmp_path / "model000010.pt"))
-    with pytest.raises(InputError, match="a run of a toy, not of a generator"):
-        open_run(str(tmp_path), Identity("generator", {}, None), OptimConfig)
+    run(make_loop(tmp_path, save_interval=2, keep_checkpoints=2, backup_interval=11, iterations=14))
+    names = {f"model0000{step}.pt" for step in (11, 12, 14)}
+    assert {name for name in os.listdir(tmp_path) if name.startswith("model")} == names
 
 
 def test_resume_and_init_from_another_folder(tmp_path, capsys):
@@ -469,59 +456,25 @@ def test_resume_and_init_from_another_folder(tmp_path, capsys):
     run(resumed)
     whole = make_loop(tmp_path / "whole")
     run(whole)
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed.trainees[0]), weights(whole.trainees[0]))
+    with pytest.raises(InputError, match="holds a toy, not a generator"):
+        make_loop(tmp_path / "other", kind="generator", resume_checkpoint=str(tmp_path / "a" / "model000004.pt"))
     slow = OptimConfig(lr=1e-3, weight_decay=0.1, adam_beta2=0.9, ema_rate=(0.9, 0.99))
     changed = make_loop(tmp_path / "f", optim=slow, resume_checkpoint=str(tmp_path / "a" / "model000004.pt"))
     groups = changed.trainees[0].optimizations[""].optimizer.param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0] and groups[0]["betas"] == (0.9, 0.9)
     fresh = make_loop(tmp_path / "c", init_checkpoint=(str(tmp_path / "a" / "model000004.pt"),))
-    assert fresh.step == 0 and not torch.equal(weights(fresh), weights(make_loop(tmp_path / "d")))
+    assert fresh.step == 0 and not torch.equal(
+        weights(fresh.trainees[0]), weights(make_loop(tmp_path / "d").trainees[0])
+    )
     os.remove(tmp_path / "a" / "run.json")
     with pytest.raises(InputError, match="init_checkpoint"):
         make_loop(tmp_path / "e", resume_checkpoint=str(tmp_path / "a" / "model000004.pt"))
 
 
-def test_wrong_files_are_named(tmp_path):
+def test_a_folder_stands_for_the_averages_of_its_run(tmp_path):
     run(make_loop(tmp_path, iterations=4))
-    with pytest.raises(InputError, match="optimizer's state"):
-        load_file(str(tmp_path / "opt000004.pt"))
-    with pytest.raises(InputError, match="does not exist"):
-        load_file(str(tmp_path / "nothing.pt"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="is a folder"):
-        load_file(str(tmp_path / "empty"))
     assert load_file(str(tmp_path))["role"] == "ema"
-    assert load_file(f"file://{tmp_path}/model000004.pt")["role"] == "model"
-    path = tmp_path / "model000004.pt"
-    for cut in (0, 10, path.stat().st_size // 2, path.stat().st_size - 10):
-        short = tmp_path / "short.pt"
-        short.write_bytes(path.read_bytes()[:cut])
-        with pytest.raises(InputError, match="truncated"):
-            load_file(str(short))
-    torch.save({"weight": torch.zeros(1)}, tmp_path / "foreign.pt")
-    with pytest.raises(InputError, match="not written by diff_dalle"):
-        load_file(str(tmp_path / "foreign.pt"))
-    with pytest.raises(InputError, match="shape"):
-        load_weights(torch.nn.Sequential(torch.nn.Linear(3, 4)), load_file(str(path)), str(path))
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_trains_close_to_fp32(tmp_path, precision):
-    half, full = make_loop(tmp_path / "h", precision=precision), make_loop(tmp_path / "f")
-    run(half), run(full)
-    assert torch.allclose(weights(half), weights(full), atol=3e-2)
-    assert all(p.dtype == torch.float32 for p in half.trainees[0].task.model.parameters())
-
-
-@pytest.mark.parametrize("read", ["item", "tolist", "cpu", "numpy", "__bool__", "__float__", "nonzero"])
-def test_the_watch_over_reads_sees_each_of_them(read):
-    values, index = torch.ones(3), torch.arange(3)
-    with reads([index]) as found:
-        index[1:].tolist(), index.numpy()
-        assert not found
-        tensor = values[0] if read in ("item", "__bool__", "__float__") else values
-        getattr(tensor, read)()
-        assert len(found) == 1
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE, SINGLE, World
 from diff_dalle.training import muon
 from diff_dalle.training.muon import orthogonalized
@@ -153,12 +152,6 @@ def test_a_step_that_is_not_finite_leaves_no_trace():
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("momentum", [1.0, -0.1])
-def test_an_impossible_momentum_is_named(momentum):
-    with pytest.raises(InputError, match="muon_momentum"):
-        OptimConfig(optimizer="muon", muon_momentum=momentum)
-
-
 def test_both_parts_have_their_own_peak_and_one_schedule():
     model = network()
     config = OptimConfig(optimizer="muon", lr=0.1, muon_lr=0.4, warmup_steps=2)
@@ -167,5 +160,3 @@ def test_both_parts_have_their_own_peak_and_one_schedule():
         optimization.begin(step)
         rates = [group["lr"] for group in optimization.optimizer.param_groups]
         assert rates == pytest.approx([0.4 * share, 0.1 * share])
-    with pytest.raises(InputError, match="muon_lr is 0, but must be above 0"):
-        OptimConfig(optimizer="muon", muon_lr=0.0)

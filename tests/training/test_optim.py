@@ -1,3 +1,5 @@
+"""The optimizer, averages of the weights, and the loss scale, also of a session that continues another."""
+
 import copy
 
 import pytest
@@ -5,8 +7,9 @@ import torch
 from torch import nn
 
 from diff_dalle.config import InputError
-from diff_dalle.training.ema import Ema, effective_rate
+from diff_dalle.training.ema import Ema
 from diff_dalle.training.optim import LossScale, OptimConfig, build_optimizer, decayed, learning_rate
+from diff_dalle.training.settings import TrainingConfig
 
 
 def test_learning_rate_warms_up_and_anneals():
@@ -21,7 +24,18 @@ def test_learning_rate_warms_up_and_anneals():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"lr": 0.0}, {"ema_rate": (1.0,)}, {"grad_clip": -1.0}, {"warmup_steps": 5, "lr_anneal_steps": 5}]
+    "bad",
+    [
+        {"lr": 0.0},
+        {"ema_rate": (1.0,)},
+        {"grad_clip": -1.0},
+        {"warmup_steps": 5, "lr_anneal_steps": 5},
+        {"ema_start": -1},
+        {"ema_every": 0},
+        {"muon_momentum": 1.0, "optimizer": "muon"},
+        {"muon_momentum": -0.1, "optimizer": "muon"},
+        {"muon_lr": 0.0, "optimizer": "muon"},
+    ],
 )
 def test_impossible_settings_name_the_field(bad):
     with pytest.raises(InputError, match=next(iter(bad))):
@@ -90,10 +104,6 @@ def test_ema_follows_its_recurrence_and_swaps_back():
     assert model.weight.item() == now and float(ema.averages["weight"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_ema_rate_warms_up():
-    assert effective_rate(0.9999, 1) < 0.2 and effective_rate(0.9999, 200_000) == 0.9999
-
-
 def test_loss_scale_halves_and_grows():
     scale = LossScale.create("fp16", torch.device("cpu"))
     scale.growth_interval = 3
@@ -106,3 +116,62 @@ def test_loss_scale_halves_and_grows():
     fixed = LossScale.create("bf16", torch.device("cpu"))
     fixed.update(torch.tensor(1.0))
     assert float(fixed.scale) == 1.0
+
+
+def test_an_average_with_a_start_and_an_interval_follows_the_hand_formula():
+    """Updates 3, 6, 9, …: a copy up to update 6, then decay 0.8."""
+    model = nn.Linear(2, 2)
+    ema, expected = Ema(0.8, model, start=6, every=3), model.weight.detach().clone()
+    for step in range(1, 25):
+        with torch.no_grad():
+            model.weight += torch.randn(2, 2)
+        ema.update(step)
+        if step % 3 == 0:
+            expected = model.weight.detach().clone() if step <= 6 else 0.8 * expected + 0.2 * model.weight.detach()
+        if step == 6:
+            assert torch.equal(ema.averages["weight"], model.weight)
+        torch.testing.assert_close(ema.averages["weight"], expected)
+
+
+def test_the_warm_up_of_an_average_counts_its_own_updates():
+    ema = Ema(0.999, nn.Linear(1, 1, bias=False), every=10)
+    with torch.no_grad():
+        ema.averages["weight"].fill_(1.0)
+        ema.model.weight.fill_(0.0)
+    ema.update(5)
+    assert ema.averages["weight"] == 1
+    ema.update(20)
+    assert ema.averages["weight"].item() == pytest.approx((1 + 2) / (10 + 2))
+
+
+def test_checkpoints_are_written_at_both_intervals():
+    config = TrainingConfig(save_interval=4, backup_interval=6)
+    assert [step for step in range(1, 13) if config.saves_at(step)] == [4, 6, 8, 12]
+    assert [step for step in range(1, 13) if config.backs_up_at(step)] == [6, 12]
+    assert not any(TrainingConfig(save_interval=4).backs_up_at(step) for step in range(1, 13))
+
+
+def scale_after(precision, overflows=()):
+    scale = LossScale.create(precision, torch.device("cpu"))
+    for overflowed in overflows:
+        scale.update(torch.tensor(float(overflowed)))
+    return scale
+
+
+def continued(precision, saved):
+    scale = LossScale.create(precision, torch.device("cpu"))
+    scale.load_state(saved.state())
+    return float(scale.scale), float(scale.good_steps)
+
+
+@pytest.mark.parametrize("overflows", [(), (1,), (0, 0, 1, 0), (1,) * 20, (1,) * 20 + (0,)])
+def test_the_scale_continues_in_fp16(overflows):
+    saved = scale_after("fp16", overflows)
+    expected = (2.0**16, 0.0) if len(overflows) == 20 else (float(saved.scale), float(saved.good_steps))
+    assert continued("fp16", saved) == expected
+
+
+@pytest.mark.parametrize("other", ["fp32", "bf16"])
+def test_the_scale_begins_anew_where_the_precision_changes(other):
+    assert continued("fp16", scale_after(other, (0, 0))) == (2.0**16, 0.0)
+    assert continued(other, scale_after("fp16", (0, 0))) == (1.0, 0.0)

@@ -1,6 +1,5 @@
 """What trackers are told about checkpoints, and runs that go on from what a saver kept."""
 
-import hashlib
 import io
 import math
 import os
@@ -9,21 +8,19 @@ import time
 
 import pytest
 import torch
-from toy import ListTracker, ToyData, ToyTask
+from script_running import hashes
+from toy import WORLD, ListTracker, ToyData, ToyTask, run
 
 from diff_dalle.checkpoints.bundle import restore_bundle
 from diff_dalle.checkpoints.checkpoint import Identity, load_file
 from diff_dalle.checkpoints.run_folder import open_run, read_run
 from diff_dalle.config import InputError
-from diff_dalle.distributed.world import SINGLE, World
 from diff_dalle.tracking.saver import SaverConfig
 from diff_dalle.tracking.trackers import TrackingConfig, create_trackers
 from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.settings import TrainingConfig
 from diff_dalle.training.trainee import Trainee
-
-WORLD = World(SINGLE, torch.device("cpu"))
 
 
 def make_loop(logdir, names=("unet0", "unet1"), ema=(0.9,), save_best=False, frozen=None, **settings):
@@ -56,12 +53,6 @@ class Keeper(ListTracker):
         self.hurried = True
 
 
-def run(loop, tracker=None):
-    tracker = tracker or Keeper()
-    loop.run(tracker)
-    return tracker
-
-
 def losses_by_step(tracker):
     return {
         step: sum(value for name, value in row.items() if name.endswith("held_out/loss")) / 2
@@ -71,7 +62,7 @@ def losses_by_step(tracker):
 
 
 def test_trackers_learn_of_each_checkpoint(tmp_path):
-    tracker = run(make_loop(tmp_path))
+    tracker = run(make_loop(tmp_path), Keeper())
     assert [(saved.step, saved.samples, saved.trainees) for saved in tracker.saves] == [
         (4, 32, ("unet0", "unet1")),
         (8, 64, ("unet0", "unet1")),
@@ -83,7 +74,7 @@ def test_trackers_learn_of_each_checkpoint(tmp_path):
 
 def test_the_best_state_is_saved_wherever_it_occurs(tmp_path):
     """With save_best also between the regular checkpoints, each once, and never twice in one step."""
-    tracker = run(make_loop(tmp_path, save_best=True, iterations=12))
+    tracker = run(make_loop(tmp_path, save_best=True, iterations=12), Keeper())
     means, lowest, best = losses_by_step(tracker), math.inf, []
     for step, loss in means.items():
         if loss < lowest:
@@ -95,7 +86,7 @@ def test_the_best_state_is_saved_wherever_it_occurs(tmp_path):
 
 
 def test_the_lowest_loss_outlives_the_session(tmp_path):
-    first = run(make_loop(tmp_path, save_best=True, iterations=6))
+    first = run(make_loop(tmp_path, save_best=True, iterations=6), Keeper())
     loop = make_loop(tmp_path, save_best=True, iterations=6)
     assert loop.run_folder.lowest_loss == min(saved.loss for saved in first.saves)
     loop.evaluated_step, loop.loss = 6, loop.run_folder.lowest_loss
@@ -105,7 +96,7 @@ def test_the_lowest_loss_outlives_the_session(tmp_path):
 
 
 def test_without_an_evaluation_there_is_no_loss_and_no_best(tmp_path):
-    tracker = run(make_loop(tmp_path, eval_interval=100, iterations=9))
+    tracker = run(make_loop(tmp_path, eval_interval=100, iterations=9), Keeper())
     assert [(saved.step, saved.loss is None, saved.best) for saved in tracker.saves[:2]] == [
         (4, True, False),
         (8, True, False),
@@ -114,30 +105,26 @@ def test_without_an_evaluation_there_is_no_loss_and_no_best(tmp_path):
 
 
 def test_a_loss_of_an_earlier_step_is_not_this_one_s(tmp_path):
-    tracker = run(make_loop(tmp_path, eval_interval=3, iterations=7))
+    tracker = run(make_loop(tmp_path, eval_interval=3, iterations=7), Keeper())
     assert [(saved.step, saved.best) for saved in tracker.saves] == [(4, False), (7, True)]
     assert tracker.saves[0].loss is not None
 
 
-def hashes(folder):
-    return {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in os.listdir(folder) if n.endswith(".pt")}
-
-
 def test_a_run_goes_on_from_a_kept_checkpoint_bit_for_bit(tmp_path):
     """In a folder of its own, from the file alone."""
-    run(make_loop(tmp_path / "whole"))
-    first = run(make_loop(tmp_path / "first", iterations=4))
+    run(make_loop(tmp_path / "whole"), Keeper())
+    first = run(make_loop(tmp_path / "first", iterations=4), Keeper())
     (tmp_path / "kept.pth").write_bytes(first.files[4, "checkpoint"])
     assert restore_bundle(str(tmp_path / "kept.pth"), str(tmp_path / "second")) == 4
     loop = make_loop(tmp_path / "second")
     assert loop.step == 4
-    run(loop)
+    run(loop, Keeper())
     assert hashes(tmp_path / "second") == hashes(tmp_path / "whole") and len(hashes(tmp_path / "whole")) == 12
 
 
 def test_a_kept_model_holds_the_averages_of_all_networks(tmp_path):
     loop = make_loop(tmp_path, frozen={"unet2": torch.nn.Linear(2, 1)})
-    (tmp_path / "m.pt").write_bytes(run(loop).files[8, "model"])
+    (tmp_path / "m.pt").write_bytes(run(loop, Keeper()).files[8, "model"])
     content = load_file(str(tmp_path / "m.pt"))
     assert (content["role"], content["step"], content["samples"], content["trainee"]) == ("ema", 8, 64, "")
     for trainee in loop.trainees:
@@ -150,7 +137,7 @@ def test_a_kept_model_holds_the_averages_of_all_networks(tmp_path):
 
 def test_without_averages_the_model_holds_the_weights_and_a_single_network_its_name(tmp_path):
     loop = make_loop(tmp_path, names=("unet1",), ema=())
-    (tmp_path / "m.pt").write_bytes(run(loop).files[8, "model"])
+    (tmp_path / "m.pt").write_bytes(run(loop, Keeper()).files[8, "model"])
     content = load_file(str(tmp_path / "m.pt"))
     assert (content["role"], content["trainee"]) == ("model", "unet1")
     for name, value in loop.trainees[0].task.model.state_dict().items():
@@ -161,7 +148,7 @@ def test_without_averages_the_model_holds_the_weights_and_a_single_network_its_n
 def test_a_kept_model_gives_the_first_weights_of_another_run(tmp_path, names):
     """All of its networks, or the one that is trained."""
     loop = make_loop(tmp_path / "old")
-    (tmp_path / "m.pt").write_bytes(run(loop).files[8, "model"])
+    (tmp_path / "m.pt").write_bytes(run(loop, Keeper()).files[8, "model"])
     new = make_loop(tmp_path / "new", names, init_checkpoint=(str(tmp_path / "m.pt"),))
     old = {trainee.name: trainee.emas[0].state() for trainee in loop.trainees}
     for trainee in new.trainees:
@@ -187,7 +174,7 @@ def test_a_signal_tells_trackers_to_hurry(tmp_path):
     with pytest.raises(JobEnd):
         run(make_loop(tmp_path, iterations=100), tracker)
     assert tracker.hurried and tracker.finished
-    assert not run(make_loop(tmp_path / "other")).hurried
+    assert not run(make_loop(tmp_path / "other"), Keeper()).hurried
 
 
 # ---------------------------------------------------------------------------------------------------- in the background

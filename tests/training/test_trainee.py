@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toy import ListTracker, ToyData, ToyTask, TwoOptimizers
+from toy import WORLD, ToyData, ToyTask, TwoOptimizers, run, weights
 
 from diff_dalle.checkpoints.checkpoint import Identity, load_file, load_weights
 from diff_dalle.checkpoints.run_folder import open_run
 from diff_dalle.config import InputError
 from diff_dalle.distributed import parallel
-from diff_dalle.distributed.world import SINGLE, ProcessInfo, World
+from diff_dalle.distributed.world import ProcessInfo, World
 from diff_dalle.training.ema import Ema
 from diff_dalle.training.loop import TrainLoop
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.settings import TrainingConfig
 from diff_dalle.training.trainee import Trainee
 
-WORLD = World(SINGLE, torch.device("cpu"))
 OPTIM = OptimConfig(lr=1e-2, ema_rate=(0.9,), warmup_steps=3, weight_decay=0.1)
 
 
@@ -32,22 +31,12 @@ def make_loop(logdir, trainees, **settings):
     return TrainLoop(config, trainees, ToyData(8), run, WORLD, ToyData(8))
 
 
-def run(loop):
-    tracker = ListTracker()
-    loop.run(tracker)
-    return tracker
-
-
 # --------------------------------------------------------------------------------------------------- several trainees
 
 
 def make_pair():
     torch.manual_seed(0)
     return [Trainee(ToyTask(), OPTIM, "fp32", WORLD, name) for name in ("base", "upsampler")]
-
-
-def flat(trainee):
-    return torch.cat([p.detach().flatten() for p in trainee.task.model.parameters()])
 
 
 def test_each_file_names_its_trainee_and_goes_to_no_other(tmp_path):
@@ -62,7 +51,7 @@ def test_each_file_names_its_trainee_and_goes_to_no_other(tmp_path):
     run(make_loop(tmp_path / "whole", whole))
     assert resumed.step == 6
     for mine, other in zip(resumed.trainees, whole, strict=True):
-        assert torch.equal(flat(mine), flat(other))
+        assert torch.equal(weights(mine), weights(other))
     record = json.loads((tmp_path / "run.json").read_text())
     files = record["checkpoints"][-1]["files"]
     files["base/model"], files["upsampler/model"] = files["upsampler/model"], files["base/model"]
@@ -76,7 +65,7 @@ def test_initial_weights_go_to_the_trainee_that_the_file_names(tmp_path):
     path = str(tmp_path / "a" / "upsampler_model000006.pt")
     fresh, started = make_pair(), make_loop(tmp_path / "b", make_pair(), init_checkpoint=(path,))
     base, upsampler = started.trainees
-    assert torch.equal(flat(base), flat(fresh[0])) and not torch.equal(flat(upsampler), flat(fresh[1]))
+    assert torch.equal(weights(base), weights(fresh[0])) and not torch.equal(weights(upsampler), weights(fresh[1]))
     assert all(torch.equal(upsampler.emas[0].state()[n], v) for n, v in upsampler.task.model.state_dict().items())
     with pytest.raises(InputError, match="holds the trainee 'upsampler', but this run trains 'base', 'upsampler'"):
         make_loop(tmp_path / "c", make_pair(), init_checkpoint=(path, path))
@@ -102,9 +91,9 @@ def test_a_pattern_of_excluded_weights_need_not_match_in_every_file(tmp_path):
     run(make_loop(tmp_path / "a", make()))
     paths = tuple(str(tmp_path / "a" / f"{name}_model000006.pt") for name in ("base", "upsampler"))
     trainees = make()
-    before = [flat(trainee) for trainee in trainees]
+    before = [weights(trainee) for trainee in trainees]
     make_loop(tmp_path / "b", trainees, init_checkpoint=paths, init_exclude=("upsampler.*",))
-    assert [torch.equal(flat(t), old) for t, old in zip(trainees, before, strict=True)] == [False, True]
+    assert [torch.equal(weights(t), old) for t, old in zip(trainees, before, strict=True)] == [False, True]
     with pytest.raises(InputError, match=r"'head\.\*' of excluded weights matches none of .*base_.*, .*upsampler_"):
         make_loop(tmp_path / "c", make(), init_checkpoint=paths, init_exclude=("upsampler.*", "head.*"))
 
@@ -251,25 +240,32 @@ class PartlyFrozen(ToyTask):
         self.model[0].requires_grad_(False)
 
 
-def test_frozen_parts_have_no_gradient_no_state_and_no_average(tmp_path):
+def test_what_is_frozen_has_no_gradient_no_state_and_no_average(tmp_path):
+    """Parts of the model, and companions. The file of an average is a complete state dict all the same: what is not
+    averaged has the model's values."""
+
+    class Accompanied(PartlyFrozen):
+        def losses(self, batch, draw):
+            with torch.no_grad():
+                target = self.companions["encoder"](batch.images.flatten(1))[:, 0]
+            return {"loss": (self.model(batch.images.flatten(1))[:, 0] - target).square()}
+
     torch.manual_seed(0)
-    task = PartlyFrozen()
-    trainee, frozen = Trainee(task, OPTIM, "fp32", WORLD), task.model[0].weight.detach().clone()
+    task, encoder = Accompanied(), nn.Sequential(nn.Linear(12, 1), nn.Dropout(0.5))
+    task.add_companion("encoder", encoder)
+    model, kept = task.model, [task.model[0].weight, encoder[0].weight]
+    before = [weight.detach().clone() for weight in kept]
+    trainee = Trainee(task, OPTIM, "fp32", WORLD)
     run(make_loop(tmp_path, [trainee]))
-    assert torch.equal(task.model[0].weight, frozen) and task.model[0].weight.grad is None
-    trained = {id(p) for p in task.model.parameters() if p.requires_grad}
+    assert all(map(torch.equal, kept, before)) and not any(weight.requires_grad for weight in kept)
+    assert all(weight.grad is None for weight in kept) and not encoder.training
+    assert not any("encoder" in name for name, _ in task.named_parameters())
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
     assert {id(p) for p in trainee.optimizations[""].optimizer.state} == trained
     statistics = {"1.running_mean", "1.running_var"}
     assert set(trainee.emas[0].averages) == {"1.weight", "1.bias", "2.weight", "2.bias"} | statistics
-
-
-def test_an_average_keeps_counts_and_frozen_weights(tmp_path):
-    """Its file is a complete state dict: what is not averaged has the model's values."""
-    torch.manual_seed(0)
-    trainee = Trainee(PartlyFrozen(), OPTIM, "fp32", WORLD)
-    run(make_loop(tmp_path, [trainee]))
     content = load_file(str(tmp_path / "ema_0.9_000006.pt"))
-    state, model = content["state"], trainee.task.model
+    state = content["state"]
     assert list(state) == list(model.state_dict())
     assert state["1.num_batches_tracked"] == model[1].num_batches_tracked == 6
     assert torch.equal(state["0.weight"], model[0].weight) and not torch.equal(state["2.weight"], model[2].weight)
@@ -310,25 +306,6 @@ def test_nothing_left_to_train_is_refused():
     task.model.requires_grad_(False)
     with pytest.raises(InputError, match="all parameters are frozen"):
         Trainee(task, OPTIM, "fp32", WORLD)
-
-
-def test_a_companion_is_frozen_and_left_out_of_everything(tmp_path):
-    class Accompanied(ToyTask):
-        def losses(self, batch, draw):
-            with torch.no_grad():
-                target = self.companions["encoder"](batch.images.flatten(1))[:, 0]
-            return {"loss": (self.model(batch.images.flatten(1))[:, 0] - target).square()}
-
-    torch.manual_seed(0)
-    task, encoder = Accompanied(), nn.Sequential(nn.Linear(12, 1), nn.Dropout(0.5))
-    task.add_companion("encoder", encoder)
-    before = encoder[0].weight.detach().clone()
-    trainee = Trainee(task, OPTIM, "fp32", WORLD)
-    run(make_loop(tmp_path, [trainee]))
-    assert not encoder.training and not any(p.requires_grad for p in encoder.parameters())
-    assert torch.equal(encoder[0].weight, before)
-    assert not {id(p) for p in encoder.parameters()} & {id(p) for p in task.parameters()}
-    assert len(load_file(str(tmp_path / "model000006.pt"))["state"]) == 4
 
 
 def test_the_average_of_a_model_without_buffers_is_its_parameters_in_order():
@@ -386,6 +363,7 @@ def test_the_network_computes_in_the_precision_that_is_set(tmp_path, precision, 
     task.model[0].register_forward_hook(lambda _, __, output: seen.append(output.dtype))
     run(make_loop(tmp_path, [Trainee(task, OPTIM, precision, WORLD)], eval_interval=6, eval_samples=8))
     assert set(seen) == {dtype} and len(seen) == 7  # in evaluation too
+    assert all(p.dtype == torch.float32 for p in task.parameters())
 
 
 def test_rate_and_averages_belong_to_their_step(tmp_path):
@@ -393,12 +371,12 @@ def test_rate_and_averages_belong_to_their_step(tmp_path):
     torch.manual_seed(0)
     optim = OptimConfig(lr=1e-2, ema_rate=(0.9,), warmup_steps=3, lr_anneal_steps=6)
     trainee = Trainee(ToyTask(), optim, "fp32", WORLD)
-    start = flat(trainee)
+    start = weights(trainee)
     rows = run(make_loop(tmp_path, [trainee], iterations=1, log_interval=1)).rows
     average = torch.cat([value.flatten() for value in trainee.emas[0].averages.values()])
-    torch.testing.assert_close(average, torch.lerp(start, flat(trainee), 1 - 2 / 11))
+    torch.testing.assert_close(average, torch.lerp(start, weights(trainee), 1 - 2 / 11))
     assert rows[0][1]["lr"] == pytest.approx(1e-2 / 3)
-    assert (flat(trainee) - start).abs().max() == pytest.approx(1e-2 / 3, rel=1e-3)  # AdamW's first step
+    assert (weights(trainee) - start).abs().max() == pytest.approx(1e-2 / 3, rel=1e-3)  # AdamW's first step
     rows = run(make_loop(tmp_path, [trainee], log_interval=1)).rows
     rates = [row["lr"] for _, row in rows if "lr" in row]
     assert rates == pytest.approx([2e-2 / 3, 1e-2, 1e-2, 2e-2 / 3, 1e-2 / 3])

@@ -33,7 +33,7 @@ from ...models.latent.released import find_released
 from ...models.latent.semantic import SEMANTIC_SIZES
 from ...models.latent.stage_a import STAGE_A_SIZES
 from ...models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageC
-from ...recipes.cascade.companions import IMAGE_NAME, TEXT_NAME, named_clip
+from ...recipes.cascade.session import IMAGE_NAME, TEXT_NAME, named_clip
 from ...tasks.latent import SEMANTIC
 from ...text.trained_tokens import find_tokens, parse_token
 from ..adapter_clip import adapter_clip

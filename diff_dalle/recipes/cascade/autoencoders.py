@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...config import Fault, InputError, named, option, section, settings
 from ...data.loader import Loader
@@ -22,7 +22,6 @@ from ...models.layers import to_channels_last
 from ...tasks.autoencoding import DISCRIMINATOR, AutoencodingConfig, AutoencodingTask
 from ...tasks.semantic import SemanticTask, SemanticTaskConfig
 from ...text.tokenizer import Tokenizer
-from ..previewing import affordable
 from ..recipe import Recipe, Session
 from .file import CascadeRun
 
@@ -59,7 +58,7 @@ class StageARun(CascadeRun):
             rate = config.discriminator_lr or self.lr
             optims[DISCRIMINATOR] = replace(optim, lr=rate, weight_decay=0.0, ema_rate=())
 
-        def task(model: nn.Module, name: str, shown: Loader) -> AutoencodingTask:
+        def task(model: StageA, name: str, shown: Loader) -> AutoencodingTask:
             discriminator: Discriminator | None = None
             perceptual: Lpips | None = None
             if config.adversarial_weight:
@@ -67,7 +66,7 @@ class StageARun(CascadeRun):
             if config.lpips_weight:
                 perceptual = Lpips(config.lpips_net, config.lpips_path, world.device, "autoencoding.lpips_path")
             images = shown_images(recipe, world, self, shown, passes=2)
-            return AutoencodingTask(cast(StageA, model), config, discriminator, self.loop.seed, perceptual, images)
+            return AutoencodingTask(model, config, discriminator, self.loop.seed, perceptual, images)
 
         return Session(recipe, world, image_spec(self), task, optims={"": optims})
 
@@ -94,9 +93,9 @@ class SemanticRun(CascadeRun):
             setting = named("generator_checkpoint_path")
             raise InputError(Fault("model.backbone", f"{rule}: {remedy} {setting}"))
 
-        def task(model: nn.Module, name: str, shown: Loader) -> SemanticTask:
+        def task(model: SemanticAutoencoder, name: str, shown: Loader) -> SemanticTask:
             images = shown_images(recipe, world, self, shown, passes=1)
-            return SemanticTask(cast(SemanticAutoencoder, model), self.autoencoding, images)
+            return SemanticTask(model, self.autoencoding, images)
 
         return Session(recipe, world, image_spec(self), task)
 
@@ -109,5 +108,5 @@ def shown_images(recipe: Recipe, world: World, run: CascadeRun, shown: Loader, p
     """The images of the previews of an autoencoder, as many as ``affordable``. passes: of the network, per image."""
     if not recipe.sample_interval:
         return None
-    count, _ = affordable(recipe, world, run.loop.preview_samples, each=passes)
+    count, _ = recipe.affordable(world, run.loop.preview_samples, each=passes)
     return shown.first(count).images

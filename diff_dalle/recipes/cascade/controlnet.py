@@ -7,14 +7,11 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import ClassVar, cast
 
-from torch import nn
-
 from ...checkpoints.controlnets import BaseRecord, StageCControlNetSettings
 from ...checkpoints.decoder import ClipConfig
 from ...checkpoints.loading import open_network
 from ...config import Fault, InputError, faults_of, named, option, section, settings
 from ...diffusion.log_snr import LogSnrProcess
-from ...diffusion.log_snr_config import LogSnrConfig
 from ...distributed.world import World
 from ...images.control_filters.contract import Materials
 from ...images.control_filters.table import ControlConfig
@@ -24,11 +21,10 @@ from ...models.latent.stages import STAGE_C_SIZES, StageC, StageCConfig
 from ...tasks.control import BASE, ControlledStageCTask
 from ...tasks.latent import LatentTask
 from ...text.tokenizer import Tokenizer
-from ..control import Steered, of_base, steered_session, tell
+from ..control import Steered, of_base, steered_session
 from ..recipe import Recipe, Session
-from .companions import HUB_NAMES
 from .sections import CONTROLNET_KEYS, HOMES, REFUSED, RENAMED
-from .session import latent_session, latent_task
+from .session import HUB_NAMES, latent_session, latent_task
 from .stages import StageCRun, size_of_base, with_frozen
 
 # Settings of the process that concern training alone: the ControlNet's are its own.
@@ -76,10 +72,9 @@ class StageCControlNetRun(StageCRun):
     def needed(self) -> list[str]:
         return [*super().needed, "control"]
 
-    def recipe(self, processes: int = 1) -> Recipe:
-        recipe, path = super().recipe(processes), self.controlnet_checkpoint_path
-        training = replace(recipe.training, init_checkpoint=(path,) if path else ())
-        return replace(recipe, training=training)
+    @property
+    def initial_weights(self) -> str | None:
+        return self.controlnet_checkpoint_path
 
     def session(self, recipe: Recipe, world: World, tokenizer: Tokenizer | None) -> Session:
         path = cast(str, self.generator_checkpoint_path)
@@ -87,13 +82,14 @@ class StageCControlNetRun(StageCRun):
         base, version = saved.settings, self.model_version
         usual = STAGE_C_SIZES[version] if version else StageCConfig()
         strict = STRUCTURE if version else ()
-        diffusion = _training_of(base.diffusion, self.diffusion)
+        trained_by = {name: getattr(self.diffusion, name) for name in TRAINED_BY}
+        base = replace(base, diffusion=replace(base.diffusion, **trained_by))
         run, frozen = with_frozen(
             replace(
                 self,
-                model=of_base("model", self.model, base.model, path, usual, strict, f"model_version {version}"),
-                tokenizer=of_base("tokenizer", self.tokenizer, base.tokenizer, path),
-                diffusion=of_base("diffusion", self.diffusion, diffusion, path),
+                model=of_base("model", self, base, path, usual, strict, f"model_version {version}"),
+                tokenizer=of_base("tokenizer", self, base, path),
+                diffusion=of_base("diffusion", self, base, path),
                 trained_with=base.trained_with,
                 clip_text_model_name=self.clip_text_model_name or _name_of(base.trained_with.text_clip),
                 clip_image_model_name=self.clip_image_model_name or _name_of(base.trained_with.image_clip),
@@ -106,8 +102,7 @@ class StageCControlNetRun(StageCRun):
         if control != self.control:
             changed, trained = control.controlnet_filter_params, self.controlnet_checkpoint_path
             world.print(f"Note: controlnet_filter_params is {changed}, as {trained} was trained.")
-        steered = Steered(saved, saved.load(world.device), control.create(materials))
-        tell(control, world)
+        steered = Steered.open(saved, control, world, materials)
         controlnet.check_blocks(run.model)
         run = replace(
             run,
@@ -118,15 +113,15 @@ class StageCControlNetRun(StageCRun):
         recipe = replace(recipe.of(run), network=StageCControlNetSettings.of_run(run))
         session = steered_session(latent_session(recipe, world, frozen, saved.tokenizer), steered)
 
-        def plain(model: nn.Module) -> LatentTask:
-            task = ControlledStageCTask(cast(StageC, model), LogSnrProcess(run.diffusion), run.denoising)
+        def plain(model: StageC) -> LatentTask:
+            task = ControlledStageCTask(model, LogSnrProcess(run.diffusion), run.denoising)
             task.add_companion(BASE, session.ready_frozen(steered.network))
             task.control_filter = steered.control_filter
             return task
 
-        def start(network: nn.Module) -> None:
+        def start(network: LatentControlNet) -> None:
             """The backbone as the semantic encoder."""
-            cast(LatentControlNet, network).backbone.start_from(semantic)
+            network.backbone.start_from(semantic)
 
         return replace(session, task=partial(latent_task, recipe, world, frozen, plain), start=start)
 
@@ -139,11 +134,6 @@ class StageCControlNetRun(StageCRun):
         start: StageCControlNetSettings = open_network(self.controlnet_checkpoint_path, self.kind).settings
         backbone = replace(config.backbone, stem_padding=start.controlnet.backbone.stem_padding)
         return control.continuing(start.control), replace(config, backbone=backbone)
-
-
-def _training_of(base: LogSnrConfig, own: LogSnrConfig) -> LogSnrConfig:
-    """The base's process, trained as one's own says."""
-    return replace(base, **{name: getattr(own, name) for name in TRAINED_BY})
 
 
 def _name_of(clip: ClipConfig | None) -> str | None:

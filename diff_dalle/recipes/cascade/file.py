@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -11,8 +12,10 @@ from typing import Any, ClassVar, cast
 import torch
 
 from ... import storage
+from ...checkpoints.content import read_archive
+from ...checkpoints.foreign.stable_cascade import network_command
 from ...checkpoints.kinds import find_kind
-from ...checkpoints.safetensors import WEIGHTS, write_weights_file
+from ...checkpoints.safetensors import WEIGHTS, tensor_names, write_weights_file
 from ...config import Fault, InputError, faults_of, leaves, named, option, section, settings, spelled, to_dict
 from ...config.bounds import MAX_BATCH, MAX_SIDE
 from ...data.buckets import AspectConfig
@@ -21,15 +24,55 @@ from ...data.loader import DataConfig
 from ...distributed.launch import DistributedConfig
 from ...distributed.sharding_config import ShardingConfig
 from ...distributed.world import World
+from ...models.latent.released import find_released
 from ...text.tokenizer import Tokenizer
 from ...tracking.trackers import TrackingConfig
-from ...training.optim_config import OptimConfig
 from ...training.saving import FilesWithWeights
-from ...training.settings import TrainingConfig
+from ...training.settings import OptimConfig, TrainingConfig
 from ...training.trainee import Trainee
-from ..recipe import Exports, Recipe, Session, overlaid
-from .released_files import check_imported
+from ..recipe import Exports, Recipe, Session, overlaid, translated
 from .sections import HOMES, REFUSED, RENAMED, DataSection, LoopSection
+
+# Settings that name networks, by their stages; "" = that of the run.
+SETTINGS = {
+    "generator_checkpoint_path": "",
+    "stage_a_checkpoint_path": "stage_a",
+    "effnet_checkpoint_path": "semantic",
+    "previewer_checkpoint_path": "semantic",
+}
+
+
+def check_imported(kind: str, settings: Mapping[str, Any]) -> None:
+    """InputError, with the command that makes a checkpoint of it, when one of the ``SETTINGS`` is a file of a public
+    network. kind: of the run."""
+    own = kind.removesuffix("_lora").removesuffix("_controlnet")
+    found: dict[str, list[tuple[str, str]]] = {}  # by stage: settings and files
+    for setting, stage in SETTINGS.items():
+        path = settings.get(setting)
+        if isinstance(path, str) and find_released(stage or own, _names_in(path)):
+            found.setdefault(stage or own, []).append((setting, path))
+    for stage, files in found.items():
+        (setting, path), *_ = files
+        weights = list(dict.fromkeys(each for _, each in files))
+        command = network_command(stage, weights, settings.get("model_version"))
+        rule = f"is {path}, which holds the weights of a public network: make a checkpoint of it by {command}"
+        raise InputError(Fault(setting, f"{rule}, and give that"))
+
+
+def _names_in(path: str) -> Collection[str]:
+    """The names of the tensors in a file that this package has not written; none if they cannot be found out cheaply,
+    or what reads the file says what is wrong with it."""
+    try:
+        if path.endswith(WEIGHTS):
+            return tensor_names(path) if storage.exists(path) else ()
+        if storage.is_remote(path) or not os.path.isfile(storage.local_path(path)):
+            return ()
+        content, _ = read_archive(path, values=False)
+    except InputError:
+        return ()
+    found = content.get("state_dict", content) if isinstance(content, Mapping) else ()
+    return found.keys() if isinstance(found, Mapping) else ()
+
 
 EXTENSIONS = ("pt", "safetensors")
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # dtype → precision
@@ -190,6 +233,11 @@ class CascadeRun:
             yield "dist_file_subfolder is not used: processes do not find each other by a file"
 
     @property
+    def initial_weights(self) -> str | None:
+        """The file to initialize the weights from; None = from scratch."""
+        return self.generator_checkpoint_path
+
+    @property
     def network_kind(self) -> str:
         """The kind of its network, an entry of checkpoints.kinds.KINDS."""
         return self.kind
@@ -255,14 +303,13 @@ def weights_files(trainee: Trainee, files: FilesWithWeights) -> Exports:
 
 
 def optim_of(run: CascadeRun) -> OptimConfig:
-    return OptimConfig(
+    return translated(
+        OptimConfig,
+        run.loop,
         lr=run.lr,
-        weight_decay=run.loop.weight_decay,
-        adam_beta2=run.loop.adam_beta2,
         warmup_steps=run.warmup_updates,
         lr_anneal_steps=run.updates if run.loop.lr_anneal else 0,
         lr_anneal=run.loop.lr_anneal or OptimConfig.lr_anneal,
-        grad_clip=run.loop.grad_clip,
         ema_rate=() if run.ema_beta is None else (run.ema_beta,),
         ema_start=run.ema_start_iters,
         ema_every=run.ema_iters or 1,
@@ -270,30 +317,21 @@ def optim_of(run: CascadeRun) -> OptimConfig:
 
 
 def training_of(run: CascadeRun, processes: int = 1) -> TrainingConfig:
-    loop, share = run.loop, max(1, run.batch_size // processes)
+    share = max(1, run.batch_size // processes)
     shards = bool(run.use_fsdp) and run.sharding.parallel == "ddp"
-    return TrainingConfig(
+    return translated(
+        TrainingConfig,
+        run.loop,
         batch_size=share,
         microbatch=max(1, share // run.grad_accum_steps),
         iterations=run.updates,
-        hours=loop.hours,
-        seed=loop.seed,
         precision=PRECISIONS[run.dtype] if run.dtype else "auto",
-        compile=loop.compile,
         logdir=storage.join(run.checkpoint_path, run.experiment_id) if run.checkpoint_path else "",
-        resume_checkpoint=loop.resume_checkpoint,
-        accept_changed_data=loop.accept_changed_data,
-        accept_changed_batch=loop.accept_changed_batch,
         sharding=replace(run.sharding, parallel="fsdp") if shards else run.sharding,
-        init_checkpoint=(run.generator_checkpoint_path,) if run.generator_checkpoint_path else (),
-        log_interval=loop.log_interval,
+        init_checkpoint=(run.initial_weights,) if run.initial_weights else (),
         save_interval=run.save_every,
-        keep_checkpoints=loop.keep_checkpoints,
         backup_interval=run.backup_every,
-        eval_interval=loop.eval_interval,
-        eval_samples=loop.eval_samples,
         val_data_dir=run.data.val_path,
-        keep_best=loop.keep_best,
     )
 
 
@@ -309,24 +347,12 @@ def tracking_of(run: CascadeRun) -> TrackingConfig:
 
 
 def data_of(run: CascadeRun) -> DataConfig:
-    data = run.data
-    return DataConfig(
+    ratios = {"multi_aspect_ratio": run.multi_aspect_ratio or (), "bucketeer_random_ratio": run.bucketeer_random_ratio}
+    return translated(
+        DataConfig,
+        run.data,
         data_dir=run.webdataset_path,
         caption_field=run.captions_getter or "txt",
         dataset_filters=run.dataset_filters,
-        random_crop=data.random_crop,
-        saliency=data.saliency,
-        random_flip=data.random_flip,
-        max_broken=data.max_broken,
-        streams=data.streams,
-        num_workers=data.num_workers,
-        index_cache=data.index_cache,
-        shard_cache=data.shard_cache,
-        aspect=AspectConfig(
-            multi_aspect_ratio=run.multi_aspect_ratio or (),
-            bucketeer_random_ratio=run.bucketeer_random_ratio,
-            bucket_factor=data.bucket_factor,
-            bucket_crop=data.bucket_crop,
-            bucket_distance=data.bucket_distance,
-        ),
+        aspect=translated(AspectConfig, run.data, **ratios),
     )

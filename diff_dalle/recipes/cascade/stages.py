@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from torch import nn
 from typing_extensions import Self
 
 from ...checkpoints.cascade import LatentSampling, StageBDiffusion, StageBSampling, TrainedWith
@@ -24,7 +23,6 @@ from ...models.latent.config import LatentUnetConfig
 from ...models.latent.semantic import SemanticAutoencoder
 from ...models.latent.stage_a import StageA
 from ...models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageB, StageBConfig, StageC, StageCConfig
-from ...tasks.joint import JointStageBTask
 from ...tasks.latent import (
     SEMANTIC,
     STAGE_A,
@@ -34,9 +32,11 @@ from ...tasks.latent import (
     StageCTask,
     StageCTaskConfig,
 )
+from ...tasks.semantic import JointStageBTask
 from ...text.tokenizer import Tokenizer, TokenizerConfig
 from ..recipe import Recipe, Session, check_same
-from .companions import (
+from .file import CascadeRun, data_of
+from .session import (
     IMAGE_NAME,
     TEXT_NAME,
     Frozen,
@@ -44,13 +44,12 @@ from .companions import (
     check_image_clip,
     check_text_clip,
     identity_of,
+    latent_session,
     load_semantic,
     load_stage_a,
     open_clip,
     outputs_of_clips,
 )
-from .file import CascadeRun, data_of
-from .session import latent_session
 from .stored import Condition, Maker, Pictures, changing_pictures, is_text, text_conditions
 
 
@@ -167,7 +166,7 @@ class LatentRun(CascadeRun):
         """What is denoised."""
 
     @abstractmethod
-    def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
+    def task(self, frozen: Frozen, network: Any) -> LatentTask:
         """The task, without previews."""
 
     def session(self, recipe: Recipe, world: World, tokenizer: Tokenizer | None) -> Session:
@@ -273,8 +272,8 @@ class StageBRun(LatentRun):
             yield Condition.of_images(pictures, self.semantic_maker, semantic.encode, grid)
         yield from super().storable(frozen)
 
-    def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
-        given = cast(StageB, network), LogSnrProcess(self.diffusion), self.denoising
+    def task(self, frozen: Frozen, network: StageB) -> LatentTask:
+        given = network, LogSnrProcess(self.diffusion), self.denoising
         return JointStageBTask(*given, frozen.semantic) if self.train_encoder else StageBTask(*given)
 
 
@@ -339,8 +338,8 @@ class StageCRun(LatentRun):
             self.model.channels, semantic.config.stride, "a previewer", semantic.encode, previewer.preview
         )
 
-    def task(self, frozen: Frozen, network: nn.Module) -> LatentTask:
-        return StageCTask(cast(StageC, network), LogSnrProcess(self.diffusion), self.denoising)
+    def task(self, frozen: Frozen, network: StageC) -> LatentTask:
+        return StageCTask(network, LogSnrProcess(self.diffusion), self.denoising)
 
 
 def size_of_base(sizes: Mapping[str, Any]) -> Any:

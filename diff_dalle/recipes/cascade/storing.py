@@ -23,7 +23,7 @@ from ...embeddings.material import EmbeddingsConfig, Material
 from ...embeddings.sources import NAMES
 from ...images.signal import from_uint8
 from ...models.precision import autocast, training_precision
-from ..spelling import spelled_as_in_file
+from ..recipe import spelled_as_in_file
 from .file import PRECISIONS, data_of
 from .session import sample_spec
 from .stages import LatentRun, with_frozen

@@ -15,8 +15,8 @@ from ...distributed.world import World
 from ...embeddings.clip import load_clip
 from ...embeddings.contract import Clip
 from ...embeddings.sources import EmbeddingSource, find_embeddings
-from .data_section import INDEX_WIDTH, DataSection
 from .rules import too_small
+from .sections import INDEX_WIDTH, DataSection
 
 # Kinds of members that hold embeddings, the first one that the shards have is read: our own names, clip-retrieval's and
 # the reference's.

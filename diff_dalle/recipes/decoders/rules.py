@@ -10,9 +10,7 @@ from ...config import Fault, InputError, faults_of, named, quantity
 from ...embeddings.clip import known_image_size
 from ...evaluation.generated_config import GeneratedMetricsConfig
 from ...images.preprocessing import least_side, output_size
-from .data_section import DataSection
-from .tracker_section import TrackerSection
-from .train_section import PER_UNET, TrainSection, at
+from .sections import PER_UNET, DataSection, TrackerSection, TrainSection, at
 
 
 def wrong_between(

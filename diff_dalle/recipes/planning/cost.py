@@ -21,7 +21,7 @@ from ...models.cost import count_flops, count_training, half_peak_bytes, peak_by
 from ...models.units import parts_of
 from ...training.muon import multiplications
 from ...training.optim import decayed
-from ...training.optim_config import OptimConfig
+from ...training.settings import OptimConfig
 from ..recipe import Recipe
 
 IMAGES = 64  # measured together: some memory of a backward pass does not grow with the number of images

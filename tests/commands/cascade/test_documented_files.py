@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from cascade_file_making import frozen_of, make_frozen, make_world, read, run, write_file
+from cascade_file_making import frozen_of, read, run, write_file
 from released_making import ENCODER, file_of, previewer, stage_a, stage_b, stage_c
 from safetensors.torch import save_file
 from script_running import run as run_script
@@ -18,7 +18,6 @@ from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.training_kinds import parse_cascade
 from diff_dalle.config import InputError
-from diff_dalle.distributed import devices
 from diff_dalle.distributed.rendezvous import ProcessInfo
 from diff_dalle.distributed.world import ALONE, World
 from diff_dalle.models.latent.stage_a import StageAConfig
@@ -100,37 +99,11 @@ def test_a_wrong_parameter_of_a_filter_is_said_with_its_path_and_line(tmp_path):
 # ------------------------------------------------------------------------------------------------ keys with a default
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("shards"))
-
-
-@pytest.fixture(scope="module")
-def frozen(tmp_path_factory, world):
-    return make_frozen(tmp_path_factory.mktemp("frozen"), world)
-
-
-def test_tf32_is_a_setting_of_cuda_devices(tmp_path, monkeypatch):
-    """Also for the networks that a run loads later, which do not say it."""
+def test_tf32_is_set_at_the_root(tmp_path):
     run = read("semantic", tmp_path, "w", ("allow_tf32", True))
     assert run.distributed.allow_tf32 and not read("semantic", tmp_path, "w").distributed.allow_tf32
     with pytest.raises(InputError, match=r"^allow_tf32 \(.*yaml, line \d+\) is 'perhaps', but must be"):
         read("semantic", tmp_path, "w", ("allow_tf32", "perhaps"))
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
-    monkeypatch.setattr(devices, "_allow_tf32", False)
-
-    def switches(name: str, allow: bool | None) -> tuple[str, bool]:
-        monkeypatch.setattr(devices, "pick_device", lambda name, place: torch.device(name))
-        devices.use_device(name, allow_tf32=allow)
-        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-
-    try:
-        assert switches("cuda", None) == switches("cpu", True) == ("highest", False)
-        assert switches("cuda", True) == switches("cuda", None) == ("high", True)
-        assert switches("cuda", False) == switches("cuda", None) == ("highest", False)
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]
 
 
 def test_weights_are_written_as_safetensors_too(tmp_path, world):
@@ -163,12 +136,11 @@ def test_sharded_weights_are_not_written_as_safetensors(tmp_path):
         sharded.recipe(2).open(World(ProcessInfo("mpi", 0, 2), "cpu"))
 
 
-def test_a_folder_of_files_for_processes_is_noted_once(tmp_path, world, capsys):
-    run("semantic", tmp_path, world, QUIET, ("updates", 1), ("dist_file_subfolder", ""))
-    assert "dist_file_subfolder" not in capsys.readouterr().out
-    run("semantic", tmp_path, world, QUIET, ("updates", 2), ("dist_file_subfolder", "files/"))
+def test_a_folder_of_files_for_processes_is_noted_once(tmp_path, capsys):
     note = "Note: dist_file_subfolder is not used: processes do not find each other by a file."
-    assert capsys.readouterr().out.splitlines().count(note) == 1
+    for folder in ("", "files/"):
+        read("semantic", tmp_path, "w", ("dist_file_subfolder", folder)).recipe().open(ALONE)
+        assert capsys.readouterr().out.splitlines().count(note) == bool(folder)
 
 
 def test_a_missing_wandb_is_told_before_any_work(tmp_path, monkeypatch, capsys):

@@ -1,8 +1,6 @@
 """Training all four kinds of a latent cascade from their files: resuming, processes, frozen networks, previews."""
 
 import csv
-import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,38 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
-from cascade_file_making import SIDE, UNET, frozen_of, make_frozen, make_world, read, run, write_file
+from cascade_file_making import SIDE, UNET, frozen_of, make_world, read, run, write_file
 from checkpoint_making import make_classifier_file
 from marks import slow
 from PIL import Image
-from script_running import hashes
 from script_running import run as run_script
 from shard_making import encoded, random_image, tar_bytes
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.info import describe_file
-from diff_dalle.commands.sources import preset_text
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
-from diff_dalle.recipes.cascade.companions import identity_of, load_semantic, load_stage_a
+from diff_dalle.recipes.cascade.session import identity_of, load_semantic, load_stage_a
 from diff_dalle.recipes.train import train_recipe
 
 KINDS = ("stage_a", "semantic", "stage_b", "stage_c")
 QUIET = ("loop.preview_samples", 0)
 EMA = [("ema_start_iters", 1), ("ema_iters", 2), ("ema_beta", 0.5)]
 RATIOS = [("multi_aspect_ratio", ["1/1", "1/2"]), ("data.bucket_factor", 8), ("bucketeer_random_ratio", 0.5)]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("shards"))
-
-
-@pytest.fixture(scope="module")
-def frozen(tmp_path_factory, world):
-    return make_frozen(tmp_path_factory.mktemp("frozen"), world)
 
 
 @pytest.fixture(scope="module")
@@ -80,30 +65,6 @@ def same_weights(one: Path, other: Path) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("begun", ["stage_a", slow("semantic"), slow("stage_b"), "stage_c"], indirect=True)
-def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, frozen, begun):
-    """Optimizers, discriminator, revivals, adaptive weights, averages and buckets included."""
-    kind, folder, first = begun
-    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
-    run(kind, tmp_path, world, *three(kind, frozen))
-    whole, cut = hashes(folder / "run"), hashes(tmp_path / "run")
-    last = {name for name in whole if "000003" in name}
-    assert last == {"model000003.pt", "ema_0.5_000003.pt", "opt000003.pt"}
-    assert all(whole[name] == cut[name] for name in last)
-    state = load_file(str(tmp_path / "run" / "opt000003.pt"), ("optimizer",))["state"]
-    if kind == "stage_a":
-        assert state["task"]["updates"] == 3 and list(state["modules"]) == ["discriminator"]
-    elif kind in ("stage_b", "stage_c"):
-        assert (state["task"]["adaptive_weight"] != 1).any()
-
-
-@pytest.mark.parametrize("begun", ["stage_a", slow("semantic"), slow("stage_b"), "stage_c"], indirect=True)
-def test_accumulated_updates_are_those_of_the_whole_batch(tmp_path, world, frozen, begun):
-    kind, whole, _ = begun
-    run(kind, tmp_path, world, *three(kind, frozen, ("grad_accum_steps", 2)))
-    same_weights(whole, tmp_path)
-
-
 @pytest.mark.parametrize(
     "begun",
     ["stage_c", *(slow(kind) for kind in KINDS if kind != "stage_c")],
@@ -140,17 +101,10 @@ def test_what_frozen_networks_it_was_trained_with_is_recorded(frozen, begun):
 
 
 def test_other_frozen_networks_than_those_at_the_start_are_refused(tmp_path, world, frozen):
-    """Not only of the folder's run: a file may say which ones it is about."""
-    changes = [*frozen_of("stage_b", frozen), QUIET]
-    run("stage_b", tmp_path, world, *changes, ("updates", 1))
     for name, kind in (("stage_a", "stage_a"), ("effnet", "semantic")):
-        run(kind, tmp_path / kind, world, QUIET, ("updates", 1), ("loop.seed", 7))
-        other = (f"{name}_checkpoint_path", str(tmp_path / kind / "run" / "model000001.pt"))
-        with pytest.raises(InputError, match=rf"holds a run with other settings: trained_with.{kind} \("):
-            run("stage_b", tmp_path, world, *changes, other)
         known = ("trained_with", {kind: "0123456789abcdef"})
         with pytest.raises(InputError, match=rf"{name}_checkpoint_path is .*the run was begun with 0123456789abcdef"):
-            run("stage_b", tmp_path / "new", world, *changes, known)
+            read("stage_b", tmp_path, world, *frozen_of("stage_b", frozen), known).recipe().open(ALONE)
 
 
 def test_networks_that_do_not_fit_are_refused_before_training(tmp_path, world, frozen):
@@ -211,7 +165,10 @@ def test_a_frozen_clip_encodes_text_and_images(tmp_path, world, frozen, clip):
         (("model.image_width", 5), "model.image_width is 5, but the CLIP .* makes embeddings of 16 elements"),
         (("model.text.text_length", 11), "model.text.text_length is 11, but the CLIP .* reads 12 tokens"),
         (("clip_text_model_name", "nothing"), "the CLIP model is 'nothing', but must be spelled MODEL/TAG|open_clip"),
-        (("trained_with", {"text_clip": {"identity": "x"}}), "clip_text_model_name is .* but the run has .*x"),
+        (
+            ("trained_with", {"text_clip": {"identity": "x"}}),
+            "clip_text_model_name is .* but the run was begun with x: give those",
+        ),
     ],
 )
 def test_a_clip_that_does_not_fit_is_refused(tmp_path, world, frozen, clip, change, message):
@@ -232,56 +189,6 @@ def test_the_discriminator_has_an_optimizer_of_its_own(tmp_path, world):
         own, other = (trainee.optimizations[part].config for part in ("", "discriminator"))
         assert (own.lr, own.weight_decay, own.ema_rate) == (1e-3, 0.01, session.recipe.optims[""].ema_rate)
         assert (other.lr, other.weight_decay, other.ema_rate) == (expected, 0.0, ())
-
-
-def test_the_learning_rate_may_be_edited_between_sessions(tmp_path, world):
-    run("semantic", tmp_path, world, QUIET, ("updates", 2), ("warmup_updates", 2))
-    run("semantic", tmp_path, world, QUIET, ("updates", 4), ("lr", 5e-4))
-    assert [float(row["lr"]) for row in rows(tmp_path)] == pytest.approx([5e-4, 1e-3, 5e-4, 5e-4])
-
-
-def test_the_learning_rate_falls_to_0_at_the_last_update(tmp_path, world):
-    run("semantic", tmp_path, world, QUIET, ("loop.lr_anneal", "linear"))
-    assert [float(row["lr"]) for row in rows(tmp_path)] == pytest.approx([1e-3, 1e-3, 2e-3 / 3, 1e-3 / 3])
-
-
-def test_an_average_is_a_copy_until_its_start(tmp_path, world):
-    keys = [("ema_start_iters", 2), ("ema_iters", 1), ("ema_beta", 0.75), ("updates", 3), ("save_every", 1)]
-    run("semantic", tmp_path, world, QUIET, *keys, ("loop.keep_checkpoints", 0))
-    names = [name for name, _ in torch.nn.Module.named_parameters(load_semantic_of(tmp_path))]
-
-    def state(stem: str, step: int) -> torch.Tensor:
-        content = load_file(str(tmp_path / "run" / f"{stem}{step:06d}.pt"))["state"]
-        return torch.cat([content[name].flatten() for name in names])
-
-    assert torch.equal(state("ema_0.75_", 2), state("model", 2))
-    expected = 0.75 * state("model", 2) + 0.25 * state("model", 3)
-    torch.testing.assert_close(state("ema_0.75_", 3), expected)
-
-
-def load_semantic_of(folder: Path):
-    return load_semantic(str(folder / "run" / "model000001.pt"), torch.device("cpu"))
-
-
-def test_backups_stay_when_later_checkpoints_replace_earlier_ones(tmp_path, world):
-    keys = [("updates", 8), ("save_every", 2), ("backup_every", 3), ("loop.keep_checkpoints", 1)]
-    run("semantic", tmp_path, world, QUIET, *keys)
-    assert sorted(hashes(tmp_path / "run")) == [
-        f"{stem}{step:06d}.pt" for stem in ("model", "opt") for step in (3, 6, 8)
-    ]
-    run("semantic", tmp_path, world, QUIET, *keys, ("updates", 9))
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert [entry["step"] for entry in record["checkpoints"]] == [3, 6, 9]
-
-
-def test_weights_of_another_run_are_taken_first(tmp_path, world):
-    run("semantic", tmp_path / "first", world, QUIET)
-    first = tmp_path / "first" / "run" / "model000004.pt"
-    given = ("generator_checkpoint_path", str(first))
-    run("semantic", tmp_path / "second", world, QUIET, given, ("lr", 1e-9), ("updates", 1))
-    names = [name for name, _ in load_semantic(str(first), torch.device("cpu")).named_parameters()]
-    ours, theirs = (load_file(str(path))["state"] for path in (tmp_path / "second" / "run" / "model000001.pt", first))
-    assert all(torch.allclose(ours[name], theirs[name], atol=1e-7) for name in names)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -325,43 +232,6 @@ def test_captions_and_the_loss_by_log_snr_need_no_held_out_data(tmp_path, world,
     lines = (tmp_path / "shown" / "out" / "run" / "samples_table.txt").read_text().splitlines()
     keys = [int(first.describe(position).rpartition(" ")[2]) for position in range(2)]
     assert lines == [f"picture {key}" for key in keys]
-
-
-def test_a_filter_that_rejects_all_ends_the_run(tmp_path, world):
-    with pytest.raises(InputError, match="score"):
-        run("semantic", tmp_path, world, ("dataset_filters", [["score", "lambda s: s > 4.5"]]))
-
-
-@pytest.mark.parametrize("names", [("stage_c_3b", "stage_c_1b"), ("stage_b_3b", "stage_b_700m")])
-def test_the_documented_files_train_at_tiny_width(tmp_path, world, frozen, clip, names, monkeypatch):
-    """With all of their keys; the second from the weights of the first, on a list of sources, told to wandb."""
-    for variable, value in (("MODE", "offline"), ("SILENT", "true"), ("DATA_DIR", str(tmp_path / "wandb"))):
-        monkeypatch.setenv(f"WANDB_{variable}", value)
-    kind = names[0][:7]
-    own = {**UNET, "micro_conditions": [], "text": {"enc_attn_dim": 0, "text_length": 12}, "pooled_width": 16}
-    own |= {"text_width": 16, "image_width": 16} if kind == "stage_c" else {"pixel_channels": 0}
-    given = {"checkpoint_path": str(tmp_path), "output_path": str(tmp_path / "out"), "webdataset_path": world}
-    given |= {"batch_size": 4, "image_size": SIDE, "updates": 2, "save_every": 1, "model": own}
-    given |= {"data": {"num_workers": 0, "bucket_factor": 8}, "loop": {"preview_samples": 2}, "sampling": {"steps": 2}}
-    given |= {"distributed": {"device": "cpu", "threads": 1}, "clip_text_model_name": clip, "use_fsdp": True}
-    given |= {"clip_image_model_name": clip} if kind == "stage_c" else {"shift": 4}
-    given |= {"previewer_checkpoint_path": frozen["effnet_checkpoint_path"]} if kind == "stage_c" else {}
-    files = [
-        {**yaml.safe_load(preset_text(f"cascade_{name}")), **dict(frozen_of(kind, frozen)), **given} for name in names
-    ]
-    files[1] |= {
-        "generator_checkpoint_path": str(tmp_path / files[0]["experiment_id"] / "model000002.pt"),
-        "wandb_project": "StableCascade",
-        "wandb_entity": "wandb_username",
-        "webdataset_path": [f"file:{world}/00.tar", f"{world}/01.tar"],
-    }
-    for file in files:
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(file))
-        out = run_script("train_cascade.py", str(tmp_path / "config.yaml")).stdout
-        assert "Trained for 2 steps" in out
-        found = set(os.listdir(tmp_path / file["experiment_id"]))
-        assert {"model000002.pt", "opt000002.pt"} <= found
-    assert "Starting from the weights of" in out and "wandb_run_id.txt" in found
 
 
 def test_nothing_is_said_twice(tmp_path, world):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_making import make_classifier_file
-from decoder_file_making import UNET, make_world, read_run_file, write_file
+from decoder_file_making import UNET, make_world, opened, read_run_file, write_file
 from PIL import Image
 
 from diff_dalle.commands.decoder_report import describe_decoder
@@ -17,7 +17,6 @@ from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.embeddings.computing import EmbeddingsConfig, compute_embeddings
 from diff_dalle.evaluation.pretrained import URL, URLS
-from diff_dalle.recipes.decoder import open_decoder
 from diff_dalle.recipes.decoders.evaluating import compared
 from diff_dalle.recipes.train import train_recipe
 from diff_dalle.training.loop import evaluating
@@ -27,20 +26,6 @@ EVERY = {**eval_making.EVERY, "KID": {**eval_making.EVERY["KID"], "subset_size":
 EVERY["precision_recall"] = {**EVERY["precision_recall"], "k": 2}
 EVERY["density_coverage"] = {**EVERY["density_coverage"], "k": 2}
 EVERY["IS"] = {**EVERY["IS"], "splits": 1}
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("shards"))
-
-
-@pytest.fixture(autouse=True)
-def working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def settled(path):
-    return open_decoder(read_run_file(path).recipe(), ALONE)
 
 
 def randomized(run):
@@ -65,7 +50,7 @@ def test_scales_differ_in_grids_and_metrics_and_are_as_if_alone(tmp_path, world)
     """A list of scales gives a column and values for each, the same as a run with that scale only."""
     grids, values = {}, {}
     for scales in (1, 3, [1, 3]):
-        run = settled(write_file(tmp_path, ("train.cond_scale", scales), ("evaluate", EVERY), world=world))
+        run = opened(write_file(tmp_path, ("train.cond_scale", scales), ("evaluate", EVERY), world=world))
         trainees = randomized(run)
         with evaluating(trainees):
             grids[str(scales)] = trainees[0].task.previews()["samples"]
@@ -94,7 +79,7 @@ def test_no_more_images_are_measured_than_there_are(tmp_path, world, capsys):
     found = []
     for count in (5, 50):
         metrics = {**EVERY, "n_evaluation_samples": count, "KID": {**EVERY["KID"], "subset_size": 5}}
-        run = settled(write_file(tmp_path, ("evaluate", metrics), world=world))
+        run = opened(write_file(tmp_path, ("evaluate", metrics), world=world))
         trainees = randomized(run)
         with evaluating(trainees):
             measure = run.session.measure(trainees)
@@ -126,14 +111,14 @@ def test_compared_scales_reach_the_folder_and_the_trackers(tmp_path, world):
 
 def test_the_originals_are_not_shown_twice_beside_the_first_unet(tmp_path, world):
     unets = [("decoder.unets", [UNET, UNET]), ("decoder.image_sizes", [8, 16]), ("train.n_sample_images", 1)]
-    run = settled(write_file(tmp_path, *unets, world=world))
+    run = opened(write_file(tmp_path, *unets, world=world))
     first, second = (trainee.task.eval() for trainee in run.session.trainees(run.val))
     with torch.no_grad():
         assert [task.previews()["samples"].shape[1] for task in (first, second)] == [204, 304]
 
 
 def test_grids_have_no_more_images_than_there_are_samples(tmp_path, world):
-    run = settled(write_file(tmp_path, ("train.n_sample_images", 50), world=world))
+    run = opened(write_file(tmp_path, ("train.n_sample_images", 50), world=world))
     (trainee,) = run.session.trainees(run.val)
     assert len(trainee.task.preview.captions) == 5
 
@@ -149,7 +134,7 @@ def test_the_clip_of_computed_embeddings_measures_too(tmp_path):
     named = ("decoder.clip", {"make": "diff_dalle", "model": clip})
     found = []
     for more in ([], [named]):
-        run = settled(write_file(tmp_path, *changes, *more, world=world))
+        run = opened(write_file(tmp_path, *changes, *more, world=world))
         trainees = run.session.trainees(run.val)
         with evaluating(trainees):
             found.append(run.session.measure(trainees)())
@@ -157,11 +142,11 @@ def test_the_clip_of_computed_embeddings_measures_too(tmp_path):
     assert [*found[0]] == [f"FID (clip {identity})"] and found[0] == found[1]
     make_classifier_file(tmp_path, noised=False, classifier_depth=2)
     with pytest.raises(InputError, match=f"the embeddings are by .*{identity}"):
-        settled(write_file(tmp_path, *changes, world=world)).metrics()
+        opened(write_file(tmp_path, *changes, world=world)).metrics()
     record = folder / "img_emb" / "embeddings.json"
     record.write_text(record.read_text().replace(clip, f"pipe:touch {tmp_path / 'made'}"))
     with pytest.raises(InputError, match="the CLIP of the embeddings is not at pipe:touch"):
-        settled(write_file(tmp_path, *changes, world=world)).metrics()
+        opened(write_file(tmp_path, *changes, world=world)).metrics()
     assert not (tmp_path / "made").exists()
     foreign = tmp_path / "foreign"
     foreign.mkdir()
@@ -169,7 +154,7 @@ def test_the_clip_of_computed_embeddings_measures_too(tmp_path):
         np.save(foreign / f"e_{number:02d}.npy", np.load(path))
     foreign_rows = [("data.img_embeddings_url", str(foreign)), ("data.index_width", 0)]
     with pytest.raises(InputError, match="not recorded which CLIP made the embeddings: name it as decoder.clip"):
-        settled(write_file(tmp_path, unet, metrics, *foreign_rows, world=world)).metrics()
+        opened(write_file(tmp_path, unet, metrics, *foreign_rows, world=world)).metrics()
 
 
 # ------------------------------------------------------------------------------- the reference's own configuration

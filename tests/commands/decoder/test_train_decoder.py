@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 import logging
 import os
 import sys
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_making import make_classifier_file
-from decoder_file_making import SAMPLES, SHARDS, UNET, WIDTH, embedding, make_world, read_run_file, write_file
+from decoder_file_making import SAMPLES, SHARDS, UNET, WIDTH, embedding, make_world, opened, read_run_file, write_file
 from open_clip_making import make_open_clip
 from script_running import run as run_script
 from shard_making import npy_bytes, tar_bytes
@@ -40,11 +39,6 @@ TEXT_UNET = {**UNET, "cond_on_text_encodings": True, "text_embed_dim": 16, "imag
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("shards"))
-
-
-@pytest.fixture(scope="module")
 def bare_world(tmp_path_factory):
     """Without embeddings."""
     return make_world(tmp_path_factory.mktemp("bare"), member="")
@@ -66,16 +60,6 @@ def sidecars(folder: Path, rows: int = 100, width: int = WIDTH) -> str:
     return str(folder)
 
 
-@pytest.fixture(autouse=True)
-def working_directory(tmp_path, monkeypatch):
-    """Savers keep their files there, under the same name in every run: names are part of a checkpoint's settings."""
-    monkeypatch.chdir(tmp_path)
-
-
-def settled(path: str, *flags: str):
-    return open_decoder(read_run_file(path, *flags).recipe(), ALONE)
-
-
 def work(path: str, *flags: str) -> None:
     """Train as the file says."""
     train_recipe(read_run_file(path, *flags).recipe(), ALONE)
@@ -95,61 +79,39 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("unet*.pt"))}
 
 
-def test_a_decoder_trains_from_a_file(trained):
-    names = {path.name for path in (trained / "run").iterdir()}
-    assert {"unet0_model000005.pt", "unet0_ema_0.998995_000005.pt", "run.json", "progress.csv"} <= names
-    grids = [path.name for path in (trained / "run" / "samples").iterdir()]
-    assert len(grids) == 3 and all("unet0" in name for name in grids)  # every second of five steps, and the last
-    recipe = read_run_file(str(trained / "decoder.json")).recipe()
-    assert recipe.training.samples == 2 and open_decoder(recipe, ALONE).recipe.training.samples == 20
-
-
-def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for folder in (whole, cut):
-        folder.mkdir()
-        changes = [*TWO_UNETS, QUIET, ("tracker.log", {"log_type": "console", "auto_resume": True})]
-        path = write_file(folder, *changes, world=world)
-        for epochs in (1, 2) if folder == cut else (2,):
-            work(path, "--set", f"train.epochs={epochs}")
-    left, right = digests(whole / "run"), digests(cut / "run")
-    last = [name for name in left if name.endswith("000005.pt")]
-    assert len(last) == 6 and all(left[name] == right[name] for name in last)
-
-
 def test_epochs_and_intervals_are_counted_in_samples(tmp_path, world):
-    found = settled(write_file(tmp_path, ("train.epoch_samples", 7), ("train.epochs", 3), world=world)).recipe
+    recipe = read_run_file(write_file(tmp_path, world=world)).recipe()
+    assert recipe.training.samples == 2 and open_decoder(recipe, ALONE).recipe.training.samples == 20
+    found = opened(write_file(tmp_path, ("train.epoch_samples", 7), ("train.epochs", 3), world=world)).recipe
     assert (found.training.samples, found.epoch_samples, found.training.eval_interval) == (21, 7, 2)
-    once = settled(write_file(tmp_path, ("train.epoch_samples", 5), ("train.epochs", 1), world=world)).recipe.training
+    once = opened(write_file(tmp_path, ("train.epoch_samples", 5), ("train.epochs", 1), world=world)).recipe.training
     assert once.eval_interval == once.last_step(1) == 2  # one epoch, one validation
     assert found.training.save_interval == 2 and found.sample_interval == 2 and found.training.eval_samples == SAMPLES
     own = ("train.validation_samples", 3), QUIET
-    found = settled(write_file(tmp_path, *own, world=world)).recipe
+    found = opened(write_file(tmp_path, *own, world=world)).recipe
     assert found.training.eval_samples == 3 and found.sample_interval == 0
 
 
-def test_every_training_sample_comes_once_an_epoch_whatever_the_workers(tmp_path, world):
-    for workers in (0, 2):
-        found = settled(write_file(tmp_path, ("data.num_workers", workers), world=world))
-        assert found.train.samples == 2 * SAMPLES and found.val.samples == found.test.samples == SAMPLES
-        seen = [found.train.describe(position) for position in range(found.train.samples)]
-        assert len(set(seen)) == 2 * SAMPLES
-        held = {found.val.describe(position) for position in range(SAMPLES)}
-        assert not held & set(seen)
+def test_every_training_sample_comes_once_an_epoch(tmp_path, world):
+    found = opened(write_file(tmp_path, world=world))
+    assert found.train.samples == 2 * SAMPLES and found.val.samples == found.test.samples == SAMPLES
+    seen = {found.train.describe(position) for position in range(found.train.samples)}
+    held = {found.val.describe(position) for position in range(SAMPLES)}
+    assert len(seen) == 2 * SAMPLES and not held & seen
 
 
 def test_training_is_shuffled_and_validation_is_not(tmp_path, world):
     def order(loader) -> list[str]:
         return [loader.describe(position) for position in range(loader.samples)]
 
-    found = settled(write_file(tmp_path, world=world))
+    found = opened(write_file(tmp_path, world=world))
     assert order(found.train) != sorted(order(found.train)) and order(found.val)[::8] == sorted(order(found.val))[::8]
-    plain = settled(write_file(tmp_path, ("data.shuffle_train", False), ("data.streams", 1), world=world))
+    plain = opened(write_file(tmp_path, ("data.shuffle_train", False), ("data.streams", 1), world=world))
     assert order(plain.train) == sorted(order(plain.train))
-    mixed = settled(write_file(tmp_path, ("data.shuffle_val_test", True), world=world))
+    mixed = opened(write_file(tmp_path, ("data.shuffle_val_test", True), world=world))
     assert sorted(order(mixed.val)) == sorted(order(found.val)) and order(mixed.val) != order(found.val)
     changes = [("data.shuffle_train", False), ("data.resample_train", True), ("seed", 3)]
-    drawn = settled(write_file(tmp_path, *changes, world=world))
+    drawn = opened(write_file(tmp_path, *changes, world=world))
     epochs = [drawn.train.describe(position) for position in range(8 * drawn.train.samples)]
     assert len({tuple(sorted(epochs[i : i + 10])) for i in range(0, 80, 10)}) > 1 and not drawn.val.order.resample
 
@@ -171,7 +133,7 @@ def number_of(name: str) -> int:
 def test_embeddings_of_members_and_of_files_are_those_of_the_sample(tmp_path, world, bare_world):
     url = sidecars(tmp_path / "emb")
     for source, changes in ((world, []), (bare_world, [("data.img_embeddings_url", url)])):
-        found = settled(write_file(tmp_path, *changes, world=source))
+        found = opened(write_file(tmp_path, *changes, world=source))
         for name, row in embeddings_of(found).items():
             np.testing.assert_array_equal(row, embedding(number_of(name)))
         assert found.materials.origins["image embeddings"].startswith(url if changes else "the .img_emb.npy members")
@@ -180,7 +142,7 @@ def test_embeddings_of_members_and_of_files_are_those_of_the_sample(tmp_path, wo
 def test_a_clip_sees_the_crop_that_is_trained_on(tmp_path, bare_world, clip):
     unet = {**UNET, "image_embed_dim": 16}
     path = write_file(tmp_path, ("decoder.clip", clip), ("decoder.unets", [unet]), world=bare_world)
-    run = settled(path)
+    run = opened(path)
     assert run.materials.spec.image.size == (16, 16)  # what the CLIP sees is larger than what is trained
     assert run.run.decoder.clip.identity == run.materials.clip.identity != ""
     batch = run.train.batch_at(range(2))
@@ -197,7 +159,7 @@ def test_the_clip_of_computed_embeddings_is_recorded_and_not_opened(tmp_path, ba
     unet = {**UNET, "image_embed_dim": 16}
     changes = [("decoder.unets", [unet]), ("data.img_embeddings_url", str(tmp_path / "emb"))]
     path = write_file(tmp_path, *changes, ("data.index_width", None), world=bare_world)
-    run = settled(path)
+    run = opened(path)
     identity = load_clip("diff_dalle", clip["model"], "cpu").identity
     assert run.run.decoder.clip == ClipConfig("diff_dalle", clip["model"], identity)
     assert run.materials.clip is None
@@ -209,7 +171,7 @@ def test_the_clip_of_computed_embeddings_is_recorded_and_not_opened(tmp_path, ba
     assert again.run.decoder.clip == run.run.decoder.clip and again.materials.clip is None
     bad = [*changes, ("decoder.clip", {**clip, "identity": "another"})]
     with pytest.raises(InputError, match="data.img_embeddings_url: .* but the CLIP here is another"):
-        settled(write_file(tmp_path, *bad, ("data.index_width", None), world=bare_world))
+        opened(write_file(tmp_path, *bad, ("data.index_width", None), world=bare_world))
 
 
 def test_images_smaller_than_a_clip_sees_are_refused_when_it_is_opened(tmp_path, bare_world, monkeypatch):
@@ -218,9 +180,9 @@ def test_images_smaller_than_a_clip_sees_are_refused_when_it_is_opened(tmp_path,
     clip = ("decoder.clip", {"make": "open_clip", "model": "ViT-B-32/laion2b_s34b_b79k"})
     changes = [clip, ("decoder.image_sizes", [4]), ("data.preprocessing", {"CenterCrop": {"size": 6}})]
     with pytest.raises(InputError, match="sees images of 8 pixels, but data.preprocessing makes 6"):
-        settled(write_file(tmp_path, *changes, world=bare_world))
+        opened(write_file(tmp_path, *changes, world=bare_world))
     changes[2] = ("data.preprocessing", {"CenterCrop": {"size": 8}})
-    assert settled(write_file(tmp_path, *changes, world=bare_world)).materials.clip.image_size == 8
+    assert opened(write_file(tmp_path, *changes, world=bare_world)).materials.clip.image_size == 8
 
 
 def test_a_clip_encodes_the_captions(tmp_path, world, bare_world, clip):
@@ -230,7 +192,7 @@ def test_a_clip_encodes_the_captions(tmp_path, world, bare_world, clip):
         if embed:
             folder = tmp_path / "emb"
             changes.append(("data.img_embeddings_url", sidecars(folder)))
-        run = settled(write_file(tmp_path, *changes, world=source))
+        run = opened(write_file(tmp_path, *changes, world=source))
         cond = run.train.batch_at(range(2)).cond
         assert cond.tokens.shape == (2, 12) and (cond.image_embedding is None) == (not embed)
         (trainee,) = run.session.trainees(run.val)
@@ -246,7 +208,7 @@ def test_text_encodings_of_files(tmp_path, world):
         np.save(folder / f"text_states_{shard:02d}.npy", values)
     unet = {**TEXT_UNET, "image_embed_dim": WIDTH}
     changes = [("data.text_embeddings_url", str(folder)), ("decoder.unets", [unet])]
-    cond = settled(write_file(tmp_path, *changes, world=world)).train.batch_at([0]).cond
+    cond = opened(write_file(tmp_path, *changes, world=world)).train.batch_at([0]).cond
     assert cond.text_states.shape == (1, 12, 16) and cond.mask.sum() == 3 and cond.image_embedding is not None
 
 
@@ -271,58 +233,36 @@ def test_text_encodings_of_files(tmp_path, world):
 def test_what_is_missing_is_said_before_training(tmp_path, bare_world, clip, changes, message):
     changes = [(path, clip if value == "CLIP" else value) for path, value in changes]
     with pytest.raises(InputError, match=message):
-        settled(write_file(tmp_path, *changes, world=bare_world))
+        opened(write_file(tmp_path, *changes, world=bare_world))
 
 
 def test_embeddings_of_another_width_or_number_are_refused(tmp_path, bare_world):
     url = sidecars(tmp_path / "narrow", width=4)
     with pytest.raises(InputError, match=r"must hold floating-point embeddings \[rows, 6\]|holds .*4"):
-        settled(write_file(tmp_path, ("data.img_embeddings_url", url), world=bare_world))
+        opened(write_file(tmp_path, ("data.img_embeddings_url", url), world=bare_world))
     url = sidecars(tmp_path / "short", rows=2)
     changes = [("data.img_embeddings_url", url), ("data.index_width", 0)]
     with pytest.raises(InputError, match="has 2 embeddings, but .* has 5 samples"):
-        settled(write_file(tmp_path, *changes, world=bare_world))
+        opened(write_file(tmp_path, *changes, world=bare_world))
 
 
 def test_the_width_of_indices_is_that_of_the_folder_or_four(tmp_path, bare_world):
     url = sidecars(tmp_path / "emb", rows=10**2 * SHARDS)  # with four digits the shard's number is part of the row
     for given, expected in ((2, 2), (None, 4)):
         changes = [("data.img_embeddings_url", url), ("data.index_width", given)]
-        materials = settled(write_file(tmp_path, *changes, world=bare_world)).materials
+        materials = opened(write_file(tmp_path, *changes, world=bare_world)).materials
         assert materials.spec.embeddings[0].source.index_width == expected
 
 
 # ------------------------------------------------------------------------------------------------------------ U-Nets
 
 
-def test_masked_unets_are_not_trained(tmp_path, world):
-    path = write_file(tmp_path, *TWO_UNETS, ("train.unet_training_mask", [False, True]), world=world)
-    work(path, *EPOCH)
-    names = {path.name for path in (tmp_path / "run").glob("*.pt")}
-    assert "unet1_model000003.pt" in names and not any(name.startswith("unet0") for name in names)
-    path = write_file(tmp_path, *TWO_UNETS, ("train.unet_training_mask", [True, False]), world=world)
-    assert read_run_file(path).image_size == 8
-
-
 def test_each_unet_has_its_own_optimizer(tmp_path, world):
-    run = settled(write_file(tmp_path, *TWO_UNETS, ("train.lr", [1e-3, 2e-3]), ("train.use_ema", False), world=world))
+    run = opened(write_file(tmp_path, *TWO_UNETS, ("train.lr", [1e-3, 2e-3]), ("train.use_ema", False), world=world))
     trainees = run.session.trainees(run.val)
     assert [trainee.name for trainee in trainees] == ["unet0", "unet1"] and not trainees[0].emas
     rates = [trainee.optimizations[""].config.lr for trainee in trainees]
     assert rates == [1e-3, 2e-3]
-
-
-def test_guidance_reaches_the_grids(tmp_path, world):
-    grids = []
-    for scale in (1, 6):
-        run = settled(write_file(tmp_path, ("train.cond_scale", scale), world=world))
-        (trainee,) = run.session.trainees(run.val)
-        torch.manual_seed(0)
-        for parameter in trainee.task.model.parameters():
-            torch.nn.init.normal_(parameter, std=0.2)
-        with torch.no_grad():
-            grids.append(trainee.task.eval().previews()["samples"])
-    assert grids[0].shape == grids[1].shape and not np.array_equal(*grids)
 
 
 def test_unets_trained_one_after_the_other_make_a_decoder(tmp_path, world, monkeypatch):
@@ -341,7 +281,7 @@ def test_unets_trained_one_after_the_other_make_a_decoder(tmp_path, world, monke
     assert all(torch.equal(value, alone["state"][name]) for name, value in both["unet0"]["state"].items())
     assert len(open_networks(str(second / "latest.pth"), ("decoder",))) == 2
     changes = [*TWO_UNETS, ("train.init_checkpoint", str(second / "latest.pth"))]
-    run = settled(write_file(tmp_path, *changes, world=world))
+    run = opened(write_file(tmp_path, *changes, world=world))
     assert run.recipe.training.init_checkpoint == (str(second / "latest.pth"),) and not run.frozen
 
 
@@ -349,33 +289,28 @@ def test_weights_that_are_not_of_the_decoder_are_refused(tmp_path, world):
     (tmp_path / "one").mkdir()
     changes = [*TWO_UNETS, ("train.unet_training_mask", [False, True]), ("tracker.save.save_type", "model")]
     work(write_file(tmp_path / "one", *changes, world=world), *EPOCH)
+    names = {path.name for path in (tmp_path / "one" / "run").glob("*.pt")}
+    assert "unet1_model000003.pt" in names and not any(name.startswith("unet0") for name in names)
     given = ("train.init_checkpoint", "latest.pth")
     with pytest.raises(InputError, match="holds unet1, but the decoder has unet0: leave it out"):
-        settled(write_file(tmp_path, given, world=world))
+        opened(write_file(tmp_path, given, world=world))
     other = [("decoder.unets", [UNET, {**UNET, "dim": 16}]), ("decoder.image_sizes", [8, 16])]
     with pytest.raises(InputError, match=r"holds a unet1 with other settings than decoder.unets\[1\]"):
-        settled(write_file(tmp_path, given, *other, ("train.unet_training_mask", [True, False]), world=world))
+        opened(write_file(tmp_path, given, *other, ("train.unet_training_mask", [True, False]), world=world))
 
 
 # ----------------------------------------------------------------------------------------------------------- metrics
 
 
-def of_clip(clip, count: int = 5, **changes) -> list[tuple[str, object]]:
+def of_clip(clip, count: int = 5) -> list[tuple[str, object]]:
     metrics = {"n_evaluation_samples": count, "FID": {"feature": "clip"}}
     return [("decoder.clip", clip), ("decoder.unets", [{**UNET, "image_embed_dim": 16}]), ("evaluate", metrics)]
-
-
-def test_generated_images_are_measured_after_each_epoch(tmp_path, bare_world, clip):
-    work(write_file(tmp_path, *of_clip(clip), ("train.max_batch_size", 2), world=bare_world))
-    rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
-    found = {row["step"]: value for row in rows for name, value in row.items() if name.startswith("FID")}
-    assert set(found) == {3, 5} and all(value > 0 for value in found.values())
 
 
 def test_metrics_are_of_the_first_held_out_samples_whatever_the_chunks(tmp_path, bare_world, clip):
     values = []
     for size in (1, 3):
-        run = settled(write_file(tmp_path, *of_clip(clip, 3), ("train.max_batch_size", size), world=bare_world))
+        run = opened(write_file(tmp_path, *of_clip(clip, 3), ("train.max_batch_size", size), world=bare_world))
         trainees = run.session.trainees(run.val)
         with evaluating(trainees):
             (value,) = run.session.measure(trainees)().values()
@@ -385,7 +320,7 @@ def test_metrics_are_of_the_first_held_out_samples_whatever_the_chunks(tmp_path,
 
 def test_too_few_held_out_samples_for_a_metric_are_said_before_training(tmp_path, bare_world, clip):
     metrics = {"n_evaluation_samples": 100, "KID": {"feature": "clip", "subset_size": 20}}
-    run = settled(write_file(tmp_path, *of_clip(clip), ("evaluate", metrics), world=bare_world))
+    run = opened(write_file(tmp_path, *of_clip(clip), ("evaluate", metrics), world=bare_world))
     with pytest.raises(
         InputError, match="KID.subset_size is 20, which needs at least 20 images, but the split val has 5"
     ):
@@ -410,7 +345,7 @@ class Recorded(torch.nn.Module):
 @pytest.mark.parametrize(("kept", "expected"), [((0, 1, 2), (0, 1, 2)), ((1, 2), (1, 2)), ((0, 2), (2,))])
 def test_a_cascade_begins_above_a_gap_with_the_originals(tmp_path, world, kept, expected):
     changes = [("decoder.unets", [UNET] * 3), ("decoder.image_sizes", [8, 16, 32]), ("decoder.sample_timesteps", 2)]
-    run = settled(write_file(tmp_path, *changes, world=world))
+    run = opened(write_file(tmp_path, *changes, world=world))
     tasks = {i: DecodingTask(Recorded(), run.run.decoder.stage(i)) for i in kept}
     sampler = DecoderSampler(tasks, 2, [1.0] * 3)
     batch = run.val.batch_at(range(2))
@@ -512,7 +447,7 @@ def test_missing_shards_are_named(tmp_path, caplog):
     template = make_world(tmp_path / "gap")
     (tmp_path / "gap" / "02.tar").unlink()
     with caplog.at_level(logging.WARNING):
-        settled(write_file(tmp_path, world=template))
+        opened(write_file(tmp_path, world=template))
     assert "1 shard is missing: 02" in caplog.text
 
 

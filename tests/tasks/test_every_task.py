@@ -1,9 +1,10 @@
-"""One whole update of the training loop of each kind, in half precision: nothing in it waits for the device.
+"""What holds of every task: micro-batches, a step that continues, and that nothing waits for the device.
 
 On a GPU, if there is one, waiting is an error; on a CPU, operations that would wait for a GPU are counted.
 """
 
 import contextlib
+import copy
 from dataclasses import replace
 
 import clip_making
@@ -19,21 +20,20 @@ import test_latent_task
 import torch
 from benchmarks.regression import loop_of
 from marks import slow
-from network_making import TEXT, UNET, VOCABULARY, make_generator, randomize
+from network_making import TEXT, UNET, VOCABULARY, gradient, make_generator, randomize
 from waiting import DEVICE, GPU, CountNumbers, CountTransfers, no_waiting, on_gpu, reads
 
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.augmentation import Degradation
 from diff_dalle.diffusion.log_snr_config import LogSnrConfig
 from diff_dalle.diffusion.resample import DenoisingConfig
-from diff_dalle.distributed.world import SINGLE, World
+from diff_dalle.distributed.world import ALONE, SINGLE, World
 from diff_dalle.models.adapters.lora import Adapted
 from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig
 from diff_dalle.randomness import Draw
-from diff_dalle.tasks import imitation
+from diff_dalle.tasks import auxiliary
 from diff_dalle.tasks.decoding import DecodingTask
-from diff_dalle.tasks.denoising import DenoisingTask
-from diff_dalle.tasks.upsampling import UpsamplingTask
+from diff_dalle.tasks.denoising import DenoisingTask, UpsamplingTask
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.settings import TrainingConfig
 from diff_dalle.training.trainee import Trainee
@@ -111,6 +111,49 @@ def make_loop(kind, microbatch=0, optimizer="adamw", precision="bf16"):
     return loop_of(trainee, TrainingConfig(batch_size=len(batch), microbatch=microbatch), world), batch
 
 
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_have_the_losses_and_the_gradient_of_the_whole(kind):
+    """With dropout of the network and of conditions: all randomness depends on the position alone."""
+    (task, batch), found = make(kind, CPU), []
+    for size in (len(batch), 3):
+        task.zero_grad()
+        pieces, losses = [(piece, Draw(0, piece.index)) for piece in batch.split(size)], []
+        for part in task.parts:
+            reports = task.backward(pieces, lambda piece, draw, sync, part=part: task(piece, draw, part), 1.0)
+            losses += [report["loss"] for report in reports]
+        found.append((torch.cat(losses), gradient(task)))
+    (losses, whole), (others, pieces) = found
+    torch.testing.assert_close(others, losses, rtol=1e-4, atol=1e-5)
+    assert (pieces - whole).norm() <= 1e-4 * whole.norm() > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_continues_takes_the_same_step(kind):
+    """From weights and the optimizer's entry. Companions stay as they are, without gradients."""
+
+    def trainee_of_kind():
+        return Trainee(task := make(kind, CPU)[0], OptimConfig(ema_rate=()), "fp32", ALONE), task
+
+    (trainee, task), (other, same) = trainee_of_kind(), trainee_of_kind()
+    batch = make(kind, CPU)[1]
+    frozen = {name: copy.deepcopy(each.state_dict()) for name, each in task.companions.items()}
+    first, second = (Draw(seed, batch.index) for seed in (0, 1))
+    trainee.update([(batch, first)], 0)
+    states = copy.deepcopy(trainee.states())
+    trainee.update([(batch, second)], 1)
+    same.model.load_state_dict(states["model"])
+    other.load_optimizer(states["optimizer"])
+    other.update([(batch, second)], 1)
+    for (name, value), again in zip(task.state_dict().items(), same.state_dict().values(), strict=True):
+        assert torch.equal(value, again), name
+    for name, each in task.companions.items():
+        assert not any(p.requires_grad or p.grad is not None for p in each.parameters())
+        assert all(map(torch.equal, each.state_dict().values(), frozen[name].values()))
+
+
 @contextlib.contextmanager
 def watched(batch):
     if GPU:
@@ -134,7 +177,7 @@ def watched(batch):
 )
 def test_an_update_never_waits(kind, options, monkeypatch):
     if not GPU:  # where imitation predicts fewer rows, which it counts
-        monkeypatch.setattr(imitation, "predicted_rows", lambda imitated: torch.arange(len(imitated)))
+        monkeypatch.setattr(auxiliary, "predicted_rows", lambda imitated: torch.arange(len(imitated)))
     loop, batch = make_loop(kind, **options)
     weights = [p for p in loop.trainees[0].task.parameters() if p.requires_grad]
     for _ in range(2):  # the first makes tables, the optimizer's state and, with a GPU, kernels
