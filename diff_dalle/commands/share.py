@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from .. import storage
 from ..config import Fault, InputError, named, option, settings
-from .subcommands import Subcommand
+from .command_line import Subcommand
 
 PLACE = "hf://USER/NAME, a repository of the Hugging Face hub, or a folder, local or remote (s3://, gs://, az://)"
 

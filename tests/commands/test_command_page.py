@@ -1,4 +1,4 @@
-from diff_dalle.commands.command_page import command_page
+from diff_dalle.commands.examples import command_page
 
 
 def test_every_command_has_its_description_and_examples():
