@@ -72,14 +72,14 @@ class Group:
 
 def groups(config_class) -> Iterator[Group]:
     """The groups of a command's settings, in order of declaration."""
-    own = [leaf for leaf in leaves(config_class) if len(leaf.path) == 1]
+    every = list(leaves(config_class))
+    own = [leaf for leaf in every if len(leaf.path) == 1]
     sections = {key: member for key, member in members(config_class).items() if isinstance(member, Section)}
     if own:
         yield _group("This command", config_class, own)
     for key, member in sections.items():
         title = title_of(member.config) + (f" (flags with {member.prefix})" if member.prefix else "")
-        found = leaves(member.config, (key,), member.prefix, not member.flags, called=member.called)
-        yield _group(title, member.config, list(found))
+        yield _group(title, member.config, [leaf for leaf in every if len(leaf.path) > 1 and leaf.path[0] == key])
 
 
 def _group(title: str, config_class, found: Sequence[Leaf]) -> Group:
@@ -243,12 +243,8 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     settings = Settings(config_class, given.get("config", ""))
     for source in sources_on(argv):
         settings.take(source)
-    settings.next_source()
-    for name, text in given.items():
-        if name not in GENERAL and not (kinds and name == "kind"):
-            settings.set_flag(name, text)
-    for assignment in assignments:
-        settings.set_path(assignment)
+    general = {*GENERAL, *(["kind"] if kinds else [])}
+    settings.take_flags({name: text for name, text in given.items() if name not in general}, assignments)
     config = settings.settled()
     if "dry_run" in given and checked(DRY_RUN, FlagText(given["dry_run"]), "dry_run"):
         sys.stdout.write((f"kind: {kind}\n" if kind else "") + dump(config))

@@ -43,20 +43,6 @@ _LAYOUTS = {
     "unet": ("Guided-Diffusion", ("generator",)),
 }
 _VOCABULARIES = {"gpt2": "GPT-2's merge file, vocab.bpe,", "clip": "CLIP's, bpe_simple_vocab_16e6.txt.gz or clip,"}
-#: The settings that say what the shapes of weights do not tell.
-_UNTOLD = (
-    "image_size",
-    "small_size",
-    "num_heads",
-    "num_head_channels",
-    "num_heads_upsample",
-    "enc_heads",
-    "text_length",
-    "use_new_attention_order",
-    "noise_schedule",
-    "diffusion_steps",
-    "rescale_timesteps",
-)
 
 
 @settings
@@ -67,6 +53,7 @@ class ConvertConfig:
         "",
         "checkpoint of Improved Diffusion, Guided-Diffusion, GLIDE, the original Diff-DALLE or a DALLE2-pytorch "
         "decoder; for another `to`, one of ours",
+        needed="the checkpoint to convert",
     )
     out: str = out_option("converted.pt")
     to: str = option(
@@ -122,8 +109,6 @@ class ConvertConfig:
     rescale_timesteps: bool | None = option(None, "timesteps are scaled to 0–1000; none = as published")
 
     def faults(self) -> Iterator[Fault]:
-        if not self.model_path:
-            yield Fault("model_path", "is required: the checkpoint to convert")
         if self.drop_no_class and self.to not in ("guided_diffusion", "unet"):
             yield Fault("drop_no_class", f"is set, but has no effect with {named('to')} {self.to}: leave it out")
         if self.to == "unet" and not self.out.endswith(SAFETENSORS):
@@ -136,7 +121,20 @@ class ConvertConfig:
     @property
     def given(self) -> dict[str, Any]:
         """What the shapes do not tell, where it is set."""
-        return {name: getattr(self, name) for name in _UNTOLD if getattr(self, name) is not None}
+        found = {
+            "image_size": self.image_size,
+            "small_size": self.small_size,
+            "num_heads": self.num_heads,
+            "num_head_channels": self.num_head_channels,
+            "num_heads_upsample": self.num_heads_upsample,
+            "enc_heads": self.enc_heads,
+            "text_length": self.text_length,
+            "use_new_attention_order": self.use_new_attention_order,
+            "noise_schedule": self.noise_schedule,
+            "diffusion_steps": self.diffusion_steps,
+            "rescale_timesteps": self.rescale_timesteps,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def refuse(self, names: Iterable[str], why: str) -> None:
         """InputError for the first of some settings that is set without being used."""
@@ -170,7 +168,7 @@ def _from_others(config: ConvertConfig) -> tuple[dict[str, Any], str]:
     if not is_decoder(state):
         config.refuse(["decoder_config"], f"{config.model_path} is no decoder of DALLE2-pytorch")
     if not is_unet(state):
-        config.refuse([*_UNTOLD, "bpe_path"], f"has no effect on {config.model_path}")
+        config.refuse([*config.given, "bpe_path"], f"has no effect on {config.model_path}")
         return _of_layout(config, state)
     found = recognize(state, config.model_path, config.given)
     content = content_of(found, state, config.model_path)
@@ -187,7 +185,7 @@ def _from_clip(config: ConvertConfig, image: Mapping[str, Tensor]) -> tuple[dict
     """Of both halves of GLIDE's noised CLIP."""
     if not config.text_path or not config.bpe_path:
         raise InputError(f"{config.model_path} is half of GLIDE's noised CLIP: run {command(image, config.model_path)}")
-    config.refuse([name for name in _UNTOLD if name != "num_head_channels"], f"has no effect on {config.model_path}")
+    config.refuse(config.given.keys() - {"num_head_channels"}, f"has no effect on {config.model_path}")
     channels = HEAD_CHANNELS if config.num_head_channels is None else config.num_head_channels
     paths = config.model_path, config.text_path
     content = clip_content(image, read_foreign(config.text_path), paths, channels)
@@ -217,7 +215,7 @@ def _of_layout(config: ConvertConfig, state: Mapping[str, Tensor]) -> tuple[dict
 
 
 def _to_others(config: ConvertConfig) -> str:
-    config.refuse([name for name in _UNTOLD if name != "use_new_attention_order"], SAID)
+    config.refuse(config.given.keys() - {"use_new_attention_order"}, SAID)
     project, kinds = _LAYOUTS[config.to]
     (saved,) = open_networks(config.model_path, kinds, config.bpe_path)
     if saved.settings.name == "vit_clip":
@@ -256,7 +254,7 @@ def _to_clip(config: ConvertConfig, saved: SavedNetwork) -> str:
 
 
 def _to_decoder(config: ConvertConfig) -> str:
-    config.refuse([*_UNTOLD, "bpe_path"], SAID)
+    config.refuse([*config.given, "bpe_path"], SAID)
     networks = open_networks(config.model_path, ("decoder",))
     loaded = {each.trainee: cast(DecoderUnet, each.load(CPU)) for each in networks}
     decoder = networks[0].settings.decoder
@@ -273,7 +271,7 @@ def _to_decoder(config: ConvertConfig) -> str:
 
 
 def _to_cascade(config: ConvertConfig) -> str:
-    config.refuse([*_UNTOLD, "bpe_path"], SAID)
+    config.refuse([*config.given, "bpe_path"], SAID)
     if (lora := lora_at(config.model_path)) is not None:
         return _lora_to_cascade(config, lora)
     config.refuse(["base"], f"{config.model_path} is no LoRA")

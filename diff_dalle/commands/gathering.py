@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from .. import storage
 from ..checkpoints.assembling import assemble
 from ..checkpoints.loading import SavedNetwork
 from ..checkpoints.shards import consolidate
-from ..config import Fault, InputError, named, option, settings
+from ..config import InputError, named, option, settings
 from ..embeddings.clip import load_clip
 from ..embeddings.contract import Clip
 
@@ -19,7 +18,7 @@ SAFETENSORS = ".safetensors"
 
 def out_option(default: str) -> Any:
     """The setting ``out`` of a command that makes one file."""
-    return option(default, "output file, local or remote; must not exist yet")
+    return option(default, "output file, local or remote; must not exist yet", needed="the file to write")
 
 
 def check_new(path: str) -> None:
@@ -47,12 +46,12 @@ def adapter_clip(base: SavedNetwork, path: str = "") -> Clip:
 class ConsolidateConfig:
     """Consolidating"""
 
-    model_path: str = option("", "sharded checkpoint: the folder sharded… in a log directory")
+    model_path: str = option(
+        "",
+        "sharded checkpoint: the folder sharded… in a log directory",
+        needed="a sharded checkpoint, the folder sharded… in a log directory",
+    )
     out: str = option("", "output folder; none = beside the checkpoint, where its run would write them")
-
-    def faults(self) -> Iterator[Fault]:
-        if not self.model_path:
-            yield Fault("model_path", "is required: a sharded checkpoint, the folder sharded… in a log directory")
 
 
 def consolidate_checkpoint(config: ConsolidateConfig) -> str:
@@ -67,13 +66,11 @@ class AssembleConfig:
     """Assembling"""
 
     model_paths: tuple[str, ...] = option(
-        (), "checkpoints of the U-Nets of a decoder, ema_….pt or model….pt, in any order; some may hold several"
+        (),
+        "checkpoints of the U-Nets of a decoder, ema_….pt or model….pt, in any order; some may hold several",
+        needed="checkpoints of the U-Nets of a decoder, separated by commas",
     )
     out: str = out_option("decoder.pt")
-
-    def faults(self) -> Iterator[Fault]:
-        if not self.model_paths:
-            yield Fault("model_paths", "is required: checkpoints of the U-Nets of a decoder, separated by commas")
 
 
 def assemble_decoder(config: AssembleConfig) -> str:

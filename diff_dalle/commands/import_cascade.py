@@ -111,9 +111,7 @@ class ImportConfig:
 
 def import_cascade(config: ImportConfig) -> str:
     """Write the checkpoint; returns a text about what was taken. Raises InputError for files of anything else, and for
-    an ``out`` that is missing or exists."""
-    if not config.out:
-        raise InputError("--out is required: the file to write")
+    an ``out`` that exists."""
     check_new(config.out)
     if config.stage in ADAPTERS:
         return {"controlnet": _controlnet, "lora": _lora}[config.stage](config)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import storage
 from ..checkpoints.checkpoint import load_file, write_file
@@ -30,7 +30,11 @@ MERGED = "merged_loras"  # in the settings of a checkpoint: what LoRAs its weigh
 class MergeConfig:
     """Merging"""
 
-    model_path: str = option("", "checkpoint of the network that the LoRAs were trained for, ema_….pt or model….pt")
+    model_path: str = option(
+        "",
+        "checkpoint of the network that the LoRAs were trained for, ema_….pt or model….pt",
+        needed="a checkpoint, and LoRA files that were trained for it",
+    )
     lora: tuple[str, ...] = lora_option()
     accept_changed_base: bool = accept_option()
     remove: bool = option(
@@ -39,9 +43,8 @@ class MergeConfig:
     out: str = out_option("merged.pt")
 
     def faults(self) -> Iterator[Fault]:
-        for name in ("model_path", "lora"):
-            if not getattr(self, name):
-                yield Fault(name, "is required: a checkpoint, and LoRA files that were trained for it")
+        if not self.lora:
+            yield Fault("lora", "is required: a checkpoint, and LoRA files that were trained for it")
 
 
 def merge_lora_files(config: MergeConfig) -> str:
@@ -58,7 +61,7 @@ def merge_lora_files(config: MergeConfig) -> str:
             )
     networks, work = open_networks(config.model_path, tuple(KINDS)), _removed if config.remove else _merged
     loaded, tokenizer, known = work(networks, loras, merged_loras(content["config"]), config.accept_changed_base)
-    state = {}
+    state: dict[str, Tensor] = {}
     for network in networks:
         prefix = f"{network.trainee}." if network.is_part else ""
         state |= {prefix + name: value for name, value in loaded[network.trainee].state_dict().items()}

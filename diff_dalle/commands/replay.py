@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from .. import storage
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..checkpoints.run_folder import RunFolder, read_run
-from ..config import Fault, InputError, from_dict, lookup, option, present_form, section, settings
+from ..config import InputError, from_dict, lookup, option, present_form, section, settings
 from ..data.loader import Loader
 from ..distributed.launch import DistributedConfig
 from ..distributed.world import World
@@ -32,13 +32,9 @@ CLOSE = 1e-3  # relative difference of losses on another number of processes, or
 class ReplayConfig:
     """Step"""
 
-    logdir: str = option("", "log directory of the run")
+    logdir: str = option("", "log directory of the run", needed="the log directory of the run")
     step: int = option(0, "number of the step in flight.jsonl; 0 = the last one")
     data_dir: tuple[str, ...] = option((), "the run's shards, if they have moved; none = where they were")
-
-    def faults(self) -> Iterator[Fault]:
-        if not self.logdir:
-            yield Fault("logdir", "is required: the log directory of the run")
 
 
 @settings

@@ -118,7 +118,8 @@ def read_config(path: str) -> Source:
 
 def values_on(argv: Sequence[str], flags: Collection[str]) -> list[str]:
     """The values of flags on a command line, as ``--flag VALUE`` or ``--flag=VALUE``."""
-    words = itertools.pairwise(part for word in argv for part in word.split("=", 1))
+    parts = [word.split("=", 1) if word.startswith("--") else [word] for word in argv]
+    words = itertools.pairwise(itertools.chain(*parts))
     return [value for flag, value in words if flag in flags]
 
 
