@@ -117,12 +117,12 @@ def test_the_package_lists_its_commands_without_torch(run):
     assert run("-m", "diff_dalle", "--help").stdout == done.stdout
 
 
-@pytest.mark.parametrize("flags", [["--help"], ["--quik", "a"]])
+@pytest.mark.parametrize("flags", [["--help"], ["--lorra", "a"]])
 def test_the_package_runs_a_command_as_its_script_does(flags, run):
     """Its help calls it as it was called."""
-    done, script = run("-m", "diff_dalle", "demo", *flags), run(SCRIPTS / "demo.py", *flags)
-    said = script.stdout.replace("bash scripts/demo.sh", "diff-dalle demo")
-    said = said.replace("usage: demo.py", "usage: diff-dalle demo")
+    done, script = run("-m", "diff_dalle", "watch", *flags), run(SCRIPTS / "watch.py", *flags)
+    said = script.stdout.replace("python scripts/watch.py", "diff-dalle watch")
+    said = said.replace("usage: watch.py", "usage: diff-dalle watch")
     assert (done.stdout, done.stderr, done.returncode) == (said, script.stderr, script.returncode)
     assert done.stdout + done.stderr
 
