@@ -10,8 +10,7 @@ import re
 import sys
 
 from .commands import completion
-from .commands.command_page import description_of
-from .commands.examples import PROGRAM, SCRIPTS, scripts_in_order
+from .commands.examples import PROGRAM, SCRIPTS, description_of, scripts_in_order
 from .config import InputError, nearest
 from .distributed.launch import run_script
 

@@ -3,16 +3,13 @@ torchvision's weights of the semantic encoder's backbone, or a stage B trained w
 
 import help_without_torch  # noqa: F401
 
-from diff_dalle.commands.cascade.import_config import ImportConfig
 from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.import_cascade import ImportConfig, import_cascade
 from diff_dalle.distributed.launch import run_script
 
 
 def main():
-    config = parse(ImportConfig, description=__doc__)
-    from diff_dalle.commands.cascade.importing import import_cascade  # loads torch
-
-    print(import_cascade(config))
+    print(import_cascade(parse(ImportConfig, description=__doc__)))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import sys
 
 import help_without_torch  # noqa: F401
 
+from diff_dalle.commands.command_line import run_subcommand
 from diff_dalle.commands.prepare import commands_of
-from diff_dalle.commands.subcommands import run_subcommand
 from diff_dalle.distributed.launch import run_script
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import help_without_torch  # noqa: F401
 
-from diff_dalle.commands.command_page import command_page
-from diff_dalle.commands.examples import scripts_in_order
+from diff_dalle.commands.examples import command_page, scripts_in_order
 from diff_dalle.commands.info import preset_table
 
 SCRIPTS = Path(__file__).parent

@@ -12,8 +12,8 @@ resumes its current file. ``HF_HUB_OFFLINE=1`` allows the client's cache only.""
 
 import help_without_torch  # noqa: F401
 
+from diff_dalle.commands.command_line import run_subcommand
 from diff_dalle.commands.share import COMMANDS
-from diff_dalle.commands.subcommands import run_subcommand
 from diff_dalle.distributed.launch import run_script
 
 

@@ -12,8 +12,7 @@ from script_running import ROOT, run
 
 from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.command_page import description_of
-from diff_dalle.commands.examples import examples_of, scripts_in_order
+from diff_dalle.commands.examples import description_of, examples_of, scripts_in_order
 from diff_dalle.commands.info import whole_presets
 from diff_dalle.commands.sources import preset_names
 from diff_dalle.commands.training_kinds import parse_cascade

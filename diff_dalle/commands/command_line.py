@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -28,17 +28,31 @@ from ..config import (
     type_name,
 )
 from ..config.expectations import MUST_EQUAL
-from . import own_parts
-from .common_flags import COMMON, MOST
 from .completion import complete, is_asked, suggest
 from .examples import usage
 from .flag_names import aliases_of, by_name, present_names
 from .settings import Settings
-from .sources import Source, presets_of, read_config, read_preset
+from .sources import IMPORT_HELP, import_parts, presets_of, sources_on, values_on
 
 DRY_RUN = Leaf(("dry_run",), bool, False, "print the resolved settings as YAML and exit")
 GENERAL = ("preset", "config", "set", "import", "dry_run")  # flags of every command
 HELPS = ("-h", "--help", "--help_all")
+MOST = 40  # flags of a command, above which --help shows only those that people set
+_COMMON = """
+model_path data_dir val_data_dir caption_field random_flip logdir init_checkpoint
+webdataset_path experiment_id checkpoint_path output_path generator_checkpoint_path effnet_checkpoint_path
+stage_a_checkpoint_path val_path captions_getter model_version
+iterations hours batch_size microbatch lr ema_rate precision seed save_interval sample_interval
+parallel updates save_every backup_every dtype grad_accum_steps multi_aspect_ratio use_fsdp
+network image_size small_size num_channels channel_mult enc_attn_dim text_length
+noise_schedule prediction classifier_width classifier_depth
+rank train_tokens module_filters prior_data_dir controlnet_filter
+prompts prompts_file negative_prompt num_samples sampler steps guidance_scale sample_size upsampler_paths
+upsampler_steps stage_b stage_a lora init_image mask strength images controlnet control_image classifier_path
+classifier_scale evaluators shapes_dir report_dir metrics
+gpu gpus global_batch images budget device
+"""
+COMMON = frozenset(_COMMON.split())
 
 
 @dataclass(frozen=True)
@@ -58,14 +72,14 @@ class Group:
 
 def groups(config_class) -> Iterator[Group]:
     """The groups of a command's settings, in order of declaration."""
-    own = [leaf for leaf in leaves(config_class) if len(leaf.path) == 1]
+    every = list(leaves(config_class))
+    own = [leaf for leaf in every if len(leaf.path) == 1]
     sections = {key: member for key, member in members(config_class).items() if isinstance(member, Section)}
     if own:
         yield _group("This command", config_class, own)
     for key, member in sections.items():
         title = title_of(member.config) + (f" (flags with {member.prefix})" if member.prefix else "")
-        found = leaves(member.config, (key,), member.prefix, not member.flags, called=member.called)
-        yield _group(title, member.config, list(found))
+        yield _group(title, member.config, [leaf for leaf in every if len(leaf.path) > 1 and leaf.path[0] == key])
 
 
 def _group(title: str, config_class, found: Sequence[Leaf]) -> Group:
@@ -104,7 +118,7 @@ def _parser(
     text = "YAML or JSON file of settings, local or remote; also --config_file"
     general.add_argument("--config", "--config_file", action="append", help=text, metavar="FILE")
     _add_flag(general, "set", "any setting by its path in a config file; may be repeated", metavar="PATH=VALUE")
-    _add_flag(general, "import", own_parts.HELP, metavar="MODULE")
+    _add_flag(general, "import", IMPORT_HELP, metavar="MODULE")
     _add_flag(general, "dry_run", DRY_RUN.help, boolean=True)
     for group in sections:
         section = parser.add_argument_group(group.title)
@@ -174,21 +188,11 @@ def parse_kind(
     Raises InputError as well for another kind and for a flag that contradicts the preset or file.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    chooser = _Parser(allow_abbrev=False, add_help=False)
-    for name in ("kind", "preset", "config"):
-        _add_flag(chooser, name, argparse.SUPPRESS)
-    chooser.add_argument("--config_file", action="append", dest="config")
-    try:
-        chosen = _single(vars(chooser.parse_known_args(argv)[0]))
-    except InputError:
-        if not is_asked():
-            raise
-        chosen = {}  # the value that is being typed is missing
-    flag, default = chosen.get("kind", ""), next(iter(classes))
+    flag, default = "".join(values_on(argv, ("--kind",))[:1]), next(iter(classes))
     if flag and flag not in classes:
         hint = _adapter_hint(flag, classes) or nearest(flag, classes)
         raise InputError(f"--kind is {flag!r}, but must be one of {', '.join(classes)}{hint}")
-    said = {source.name: source.kind for source in _sources(chosen) if source.kind}
+    said = {source.name: source.kind for source in sources_on(argv) if source.kind}
     for name, kind in said.items():
         if flag and flag != kind:
             raise InputError(f"--kind is {flag}, but {name} is for a {kind}: leave --kind out")
@@ -217,16 +221,10 @@ def _single(given: Mapping[str, list[str] | None]) -> dict[str, str]:
     return {name: texts[0] for name, texts in given.items() if texts is not None}
 
 
-def _sources(given: Mapping[str, str]) -> list[Source]:
-    """The preset and the config file, in the order of their precedence."""
-    preset, file = given.get("preset"), given.get("config")
-    return [*([read_preset(preset)] if preset else []), *([read_config(file)] if file else [])]
-
-
 def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[str] = (), subcommand: str = "") -> Any:
     helps = is_asked() or not {*HELPS}.isdisjoint(argv)
     if not helps:  # which is shown without torch
-        own_parts.import_parts(argv)
+        import_parts(argv)
     parser = _parser(config_class, description, kinds, subcommand, helps, "--help_all" not in argv)
     complete(parser, subcommand)
     kind = _kind_of(config_class)
@@ -243,14 +241,10 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
     del texts["import"]
     given = _single(texts)
     settings = Settings(config_class, given.get("config", ""))
-    for source in _sources(given):
+    for source in sources_on(argv):
         settings.take(source)
-    settings.next_source()
-    for name, text in given.items():
-        if name not in GENERAL and not (kinds and name == "kind"):
-            settings.set_flag(name, text)
-    for assignment in assignments:
-        settings.set_path(assignment)
+    general = {*GENERAL, *(["kind"] if kinds else [])}
+    settings.take_flags({name: text for name, text in given.items() if name not in general}, assignments)
     config = settings.settled()
     if "dry_run" in given and checked(DRY_RUN, FlagText(given["dry_run"]), "dry_run"):
         sys.stdout.write((f"kind: {kind}\n" if kind else "") + dump(config))
@@ -258,3 +252,26 @@ def _parse(config_class, argv: Sequence[str], description: str, kinds: Sequence[
             config.recipe().check_packages()
         raise SystemExit(0)
     return config
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """config: class of its settings; run: does the work, returns lines to print."""
+
+    description: str
+    config: type
+    run: Callable[[Any], list[str]]
+
+
+def run_subcommand(commands: Mapping[str, Subcommand], description: str) -> list[str]:
+    """Run the command of ``commands`` that the command line says. Returns lines to print. ``--help`` and ``--dry_run``
+    print and raise SystemExit(0); InputError for bad settings."""
+    epilog = "COMMAND --help lists the flags of a command"
+    parser = argparse.ArgumentParser(usage=usage(sys.argv[0], "COMMAND"), description=description, epilog=epilog)
+    parser.add_argument("--help_all", action="help", help=argparse.SUPPRESS)  # which each command has
+    parser.add_argument("command", choices=commands)
+    if not sys.argv[1:2]:
+        complete(parser)
+    name = parser.parse_args(sys.argv[1:2]).command
+    command = commands[name]
+    return command.run(parse(command.config, sys.argv[2:], command.description, name))

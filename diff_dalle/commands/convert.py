@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
 
 from .. import storage
+from ..checkpoints.checkpoint import load_file, read_foreign, write_file
+from ..checkpoints.decoder import DecoderConfig
+from ..checkpoints.foreign.dalle2_pytorch import VERSION, decoder_content, decoder_state, is_decoder, unet_state
+from ..checkpoints.foreign.glide_clip import HEAD_CHANNELS, clip_content, clip_states, command, half_of
+from ..checkpoints.foreign.layouts import find_layout
+from ..checkpoints.foreign.names import Weight, names_table
+from ..checkpoints.foreign.reading import check_layout, check_no_class, content_of, recognize, state_of
+from ..checkpoints.foreign.stable_cascade import lora_state, network_states
+from ..checkpoints.foreign.structure import is_unet
+from ..checkpoints.loading import SavedNetwork, open_network, open_networks
+from ..checkpoints.lora_file import Lora, lora_at
+from ..checkpoints.safetensors import write_safetensors
 from ..config import MAX_TEXT, Fault, InputError, from_dict, load_mapping, named, option, settings
+from ..distributed.devices import without_values
 from ..evaluation.report import markdown_table
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..checkpoints.foreign.names import Weight
-    from ..checkpoints.loading import SavedNetwork
-    from ..checkpoints.lora_file import Lora
+from ..models.decoder.unet import DecoderUnet
+from ..models.latent.stage_c import StageC
+from ..text.tokenizer import load_tokenizer
+from .gathering import SAFETENSORS, adapter_clip, check_new, out_option
 
 FORMATS = ("diff_dalle", "guided_diffusion", "original", "unet", "stable_cascade", "dalle2_pytorch")
 SAID = "a checkpoint of ours says it"
 CASCADE = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet")  # kinds with a place in Stable Cascade
-SAFETENSORS = ".safetensors"
-_LAYOUTS = {"original": "Diff-DALLE", "guided_diffusion": "Guided-Diffusion", "unet": "Guided-Diffusion"}
+CPU = torch.device("cpu")
+#: Of the formats of U-Nets and CLIPs: the project, and the kinds that it has.
+_LAYOUTS = {
+    "original": ("Diff-DALLE", ("generator", "classifier")),
+    "guided_diffusion": ("Guided-Diffusion", ("generator", "noisy_classifier", "vit_clip")),
+    "unet": ("Guided-Diffusion", ("generator",)),
+}
 _VOCABULARIES = {"gpt2": "GPT-2's merge file, vocab.bpe,", "clip": "CLIP's, bpe_simple_vocab_16e6.txt.gz or clip,"}
 
 
@@ -36,8 +53,9 @@ class ConvertConfig:
         "",
         "checkpoint of Improved Diffusion, Guided-Diffusion, GLIDE, the original Diff-DALLE or a DALLE2-pytorch "
         "decoder; for another `to`, one of ours",
+        needed="the checkpoint to convert",
     )
-    out: str = option("converted.pt", "output file, local or remote; must not exist yet")
+    out: str = out_option("converted.pt")
     to: str = option(
         "diff_dalle",
         "output format: our checkpoint; weights in the layout of Guided-Diffusion and GLIDE; weights in that of the "
@@ -91,8 +109,6 @@ class ConvertConfig:
     rescale_timesteps: bool | None = option(None, "timesteps are scaled to 0–1000; none = as published")
 
     def faults(self) -> Iterator[Fault]:
-        if not self.model_path:
-            yield Fault("model_path", "is required: the checkpoint to convert")
         if self.drop_no_class and self.to not in ("guided_diffusion", "unet"):
             yield Fault("drop_no_class", f"is set, but has no effect with {named('to')} {self.to}: leave it out")
         if self.to == "unet" and not self.out.endswith(SAFETENSORS):
@@ -101,11 +117,6 @@ class ConvertConfig:
             yield Fault.of(self, "out", f"Stable Cascade's files are safetensors: end it with {SAFETENSORS}")
         if self.to == "diff_dalle" and self.out.endswith(SAFETENSORS):
             yield Fault.of(self, "out", "a checkpoint of ours is a .pt file; share.py makes model folders")
-
-    @property
-    def vocabulary(self) -> list[str]:
-        """The setting of the vocabulary, where it is set."""
-        return ["bpe_path"] * bool(self.bpe_path)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -125,91 +136,75 @@ class ConvertConfig:
         }
         return {name: value for name, value in found.items() if value is not None}
 
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """InputError for the first of some settings that is set without being used."""
+        for name in names:
+            if getattr(self, name) not in (None, ""):
+                raise InputError(f"{name} is set, but {why}: leave it out")
+
 
 def convert(config: ConvertConfig) -> str:
     """Write the file; returns a text about it. InputError for a file that cannot be converted, and for an existing
     ``out``."""
-    _check_new(config.out)
+    check_new(config.out)
     if config.to == "dalle2_pytorch":
         return _to_decoder(config)
     if config.to == "stable_cascade":
         return _to_cascade(config)
-    return _from_others(config) if config.to == "diff_dalle" else _to_others(config)
+    if config.to != "diff_dalle":
+        return _to_others(config)
+    content, text = _from_others(config)
+    with _writer(config.out, content["state"]) as file:
+        write_file(file, content)
+    return f"{config.out}: {config.model_path} {text}"
 
 
-def _from_others(config: ConvertConfig) -> str:
-    from ..checkpoints.checkpoint import read_foreign, write_file
-    from ..checkpoints.foreign.dalle2_pytorch import is_decoder
-    from ..checkpoints.foreign.glide_clip import half_of
-    from ..checkpoints.foreign.reading import content_of, recognize
-    from ..checkpoints.foreign.structure import is_unet
-    from ..text.tokenizer import load_tokenizer
-
+def _from_others(config: ConvertConfig) -> tuple[dict[str, Any], str]:
+    """The content of a checkpoint of ours, and what the file is taken for."""
     state = read_foreign(config.model_path)
     if half_of(state):
         return _from_clip(config, state)
-    if config.text_path:
-        _refuse(["text_path"], f"{config.model_path} is no half of GLIDE's noised CLIP")
-    if config.decoder_config and not is_decoder(state):
-        _refuse(["decoder_config"], f"{config.model_path} is no decoder of DALLE2-pytorch")
+    config.refuse(["text_path"], f"{config.model_path} is no half of GLIDE's noised CLIP")
+    if not is_decoder(state):
+        config.refuse(["decoder_config"], f"{config.model_path} is no decoder of DALLE2-pytorch")
     if not is_unet(state):
-        _refuse([*config.given, *config.vocabulary], f"has no effect on {config.model_path}")
-        content, text = _of_layout(config, state)
-        with _writer(config.out, content["state"]) as file:
-            write_file(file, content)
-        return f"{config.out}: {config.model_path} {text}"
+        config.refuse([*config.given, "bpe_path"], f"has no effect on {config.model_path}")
+        return _of_layout(config, state)
     found = recognize(state, config.model_path, config.given)
     content = content_of(found, state, config.model_path)
-    if found.structure.text:
-        if not config.bpe_path:
-            raise InputError(f"{config.model_path} reads text: give {_VOCABULARIES[found.vocabulary]} with --bpe_path")
-        tokenizer = load_tokenizer(config.bpe_path)
-        if tokenizer.vocab_size != found.vocab_size:
-            raise InputError(
-                f"{config.model_path} knows {found.vocab_size} tokens, but the vocabulary of --bpe_path "
-                f"{config.bpe_path} has {tokenizer.vocab_size}"
-            )
-        content |= {"tokenizer": tokenizer.identity, "vocabulary": tokenizer.vocabulary.text()}
-    else:
-        _refuse(config.vocabulary, f"{config.model_path} reads no text")
-    with _writer(config.out, content["state"]) as file:
-        write_file(file, content)
-    return f"{config.out}: {config.model_path} {found}"
+    if not found.structure.text:
+        config.refuse(["bpe_path"], f"{config.model_path} reads no text")
+        return content, str(found)
+    if not config.bpe_path:
+        raise InputError(f"{config.model_path} reads text: give {_VOCABULARIES[found.vocabulary]} with --bpe_path")
+    vocabulary = _vocabulary(config, config.model_path, found.vocab_size, found.vocab_size)
+    return content | vocabulary, str(found)
 
 
-def _from_clip(config: ConvertConfig, image: Mapping[str, Tensor]) -> str:
+def _from_clip(config: ConvertConfig, image: Mapping[str, Tensor]) -> tuple[dict[str, Any], str]:
     """Of both halves of GLIDE's noised CLIP."""
-    from ..checkpoints.checkpoint import read_foreign, write_file
-    from ..checkpoints.foreign.glide_clip import HEAD_CHANNELS, clip_content, command
-    from ..text.tokenizer import load_tokenizer
-
     if not config.text_path or not config.bpe_path:
         raise InputError(f"{config.model_path} is half of GLIDE's noised CLIP: run {command(image, config.model_path)}")
-    _refuse(config.given.keys() - {"num_head_channels"}, f"has no effect on {config.model_path}")
-    paths, channels = (
-        (config.model_path, config.text_path),
-        HEAD_CHANNELS if config.num_head_channels is None else config.num_head_channels,
-    )
+    config.refuse(config.given.keys() - {"num_head_channels"}, f"has no effect on {config.model_path}")
+    channels = HEAD_CHANNELS if config.num_head_channels is None else config.num_head_channels
+    paths = config.model_path, config.text_path
     content = clip_content(image, read_foreign(config.text_path), paths, channels)
-    tokenizer, rows = load_tokenizer(config.bpe_path), content["config"]["model"]["token_rows"]
-    if tokenizer.vocab_size > rows:
+    content |= _vocabulary(config, config.text_path, 0, content["config"]["model"]["token_rows"])
+    return content, f"and {config.text_path}, GLIDE's noised CLIP, {channels} channels a head"
+
+
+def _vocabulary(config: ConvertConfig, path: str, least: int, most: int) -> dict[str, str]:
+    """What a checkpoint says about its tokenizer. least, most: tokens that fit the weights in ``path``."""
+    tokenizer = load_tokenizer(config.bpe_path)
+    if not least <= tokenizer.vocab_size <= most:
         raise InputError(
-            f"{config.text_path} knows {rows} tokens, but the vocabulary of --bpe_path {config.bpe_path} has "
-            f"{tokenizer.vocab_size}"
+            f"{path} knows {most} tokens, but the vocabulary of --bpe_path {config.bpe_path} has {tokenizer.vocab_size}"
         )
-    content |= {"tokenizer": tokenizer.identity, "vocabulary": tokenizer.vocabulary.text()}
-    with _writer(config.out, content["state"]) as file:
-        write_file(file, content)
-    return f"{config.out}: {config.model_path} and {config.text_path}, GLIDE's noised CLIP, {channels} channels a head"
+    return {"tokenizer": tokenizer.identity, "vocabulary": tokenizer.vocabulary.text()}
 
 
 def _of_layout(config: ConvertConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], str]:
-    """The content of a checkpoint of ours of a file that is no U-Net of Guided-Diffusion's kind, and what it is taken
-    for."""
-    from ..checkpoints.decoder import DecoderConfig
-    from ..checkpoints.foreign.dalle2_pytorch import decoder_content
-    from ..checkpoints.foreign.layouts import find_layout
-
+    """Of a file that is no U-Net of Guided-Diffusion's kind."""
     if config.decoder_config:
         mapping = load_mapping(storage.read_text(config.decoder_config, MAX_TEXT), config.decoder_config)
         decoder = from_dict(DecoderConfig, mapping.get("decoder", mapping), config.decoder_config)
@@ -220,19 +215,8 @@ def _of_layout(config: ConvertConfig, state: Mapping[str, Tensor]) -> tuple[dict
 
 
 def _to_others(config: ConvertConfig) -> str:
-    import torch
-
-    from ..checkpoints.foreign.names import names_table
-    from ..checkpoints.foreign.reading import check_layout, check_no_class, state_of
-    from ..checkpoints.loading import open_networks
-    from ..checkpoints.safetensors import write_safetensors
-
-    _refuse(config.given.keys() - {"use_new_attention_order"}, SAID)
-    kinds = {
-        "guided_diffusion": ("generator", "noisy_classifier", "vit_clip"),
-        "original": ("generator", "classifier"),
-        "unet": ("generator",),
-    }[config.to]
+    config.refuse(config.given.keys() - {"use_new_attention_order"}, SAID)
+    project, kinds = _LAYOUTS[config.to]
     (saved,) = open_networks(config.model_path, kinds, config.bpe_path)
     if saved.settings.name == "vit_clip":
         return _to_clip(config, saved)
@@ -242,10 +226,10 @@ def _to_others(config: ConvertConfig) -> str:
             raise InputError(f"{config.model_path} is an upsampler, but `unet` is for base generators")
     elif original or saved.settings.name == "generator":
         check_layout(saved.settings.model, config.model_path, original)
-    network = saved.load(torch.device("cpu"))
+    network = saved.load(CPU)
     if saved.settings.name == "generator" and saved.settings.denoising.caption_dropout and not config.drop_no_class:
         check_no_class(network, config.model_path)  # of those that never dropped it, it is no more than random
-    text = f"{config.out}: {config.model_path} in the layout of {_LAYOUTS[config.to]}"
+    text = f"{config.out}: {config.model_path} in the layout of {project}"
     state = state_of(network, config.model_path, original, order)
     if config.to == "unet":
         table = names_table(network, order)
@@ -253,47 +237,26 @@ def _to_others(config: ConvertConfig) -> str:
         names = f"{config.out.removesuffix(SAFETENSORS)}_names.md"
         storage.write_bytes(names, table_text(table).encode())
         text += f"\n{names}: the names here and there"
-    with _writer(config.out, state) as file:
-        if config.out.endswith(SAFETENSORS):
-            write_safetensors(file, state, {"layout": "original" if original else "guided_diffusion"})
-        else:
-            torch.save(state, file)
+    _write(config.out, state, "original" if original else "guided_diffusion")
     return text
 
 
 def _to_clip(config: ConvertConfig, saved: SavedNetwork) -> str:
     """As both halves of GLIDE's noised CLIP."""
-    import torch
-
-    from ..checkpoints.foreign.glide_clip import clip_states
-
-    for name in ("use_new_attention_order", "drop_no_class"):
-        if getattr(config, name):
-            _refuse([name], f"has no effect on {config.model_path}")
+    given = [name for name in ("use_new_attention_order", "drop_no_class") if getattr(config, name)]
+    config.refuse(given, f"has no effect on {config.model_path}")
     stem, dot, ending = config.out.rpartition(".")
     paths = config.out, f"{stem}_text{dot}{ending}" if dot else f"{config.out}_text"
-    _check_new(paths[1])
-    for path, state in zip(paths, clip_states(saved.load(torch.device("cpu")), config.model_path), strict=True):
-        if path.endswith(SAFETENSORS):
-            _write_tensors(path, state, "guided_diffusion")
-        else:
-            with _writer(path, state) as file:
-                torch.save(state, file)
+    check_new(paths[1])
+    for path, state in zip(paths, clip_states(saved.load(CPU), config.model_path), strict=True):
+        _write(path, state, "guided_diffusion")
     return f"{', '.join(paths)}: {config.model_path} as GLIDE's image and text encoder"
 
 
 def _to_decoder(config: ConvertConfig) -> str:
-    import torch
-
-    from ..checkpoints.checkpoint import load_file
-    from ..checkpoints.foreign.dalle2_pytorch import VERSION, decoder_state, unet_state
-    from ..checkpoints.loading import open_networks
-    from ..models.decoder.unet import DecoderUnet
-
-    _refuse(config.given, SAID)
-    _refuse(config.vocabulary, SAID)
+    config.refuse([*config.given, "bpe_path"], SAID)
     networks = open_networks(config.model_path, ("decoder",))
-    loaded = {each.trainee: cast(DecoderUnet, each.load(torch.device("cpu"))) for each in networks}
+    loaded = {each.trainee: cast(DecoderUnet, each.load(CPU)) for each in networks}
     decoder = networks[0].settings.decoder
     if len(loaded) == len(decoder):
         state = decoder_state({i: loaded[name] for i, name in enumerate(decoder.names)}, decoder, config.model_path)
@@ -308,25 +271,17 @@ def _to_decoder(config: ConvertConfig) -> str:
 
 
 def _to_cascade(config: ConvertConfig) -> str:
-    import torch
-
-    from ..checkpoints.foreign.stable_cascade import network_states
-    from ..checkpoints.loading import open_networks
-    from ..checkpoints.lora_file import lora_at
-
-    _refuse(config.given, SAID)
-    _refuse(config.vocabulary, SAID)
+    config.refuse([*config.given, "bpe_path"], SAID)
     if (lora := lora_at(config.model_path)) is not None:
         return _lora_to_cascade(config, lora)
-    if config.base:
-        _refuse(["base"], f"{config.model_path} is no LoRA")
+    config.refuse(["base"], f"{config.model_path} is no LoRA")
     (saved,) = open_networks(config.model_path, CASCADE)
-    states, others = network_states(saved.load(torch.device("cpu")), saved.settings, config.model_path)
+    states, others = network_states(saved.load(CPU), saved.settings, config.model_path)
     stem = config.out.removesuffix(SAFETENSORS)
     paths = [config.out, f"{stem}_previewer{SAFETENSORS}"][: len(states)]
-    _check_new(paths[-1])
+    check_new(paths[-1])
     for path, state in zip(paths, states, strict=True):
-        _write_tensors(path, state, "stable_cascade")
+        _write(path, state, "stable_cascade")
     text = f"{', '.join(paths)}: {config.model_path} in the layout of Stable Cascade"
     if saved.settings.name == "stage_c_controlnet":
         text += f"\nTo be used there with controlnet_blocks {list(saved.settings.controlnet.controlnet_blocks)}"
@@ -334,12 +289,6 @@ def _to_cascade(config: ConvertConfig) -> str:
 
 
 def _lora_to_cascade(config: ConvertConfig, lora: Lora) -> str:
-    from ..checkpoints.foreign.stable_cascade import lora_state
-    from ..checkpoints.loading import open_network
-    from ..distributed.devices import without_values
-    from ..models.latent.stages import StageC
-    from .adapter_clip import adapter_clip
-
     about = lora.about
     if about.kind != "stage_c":
         raise InputError(
@@ -352,29 +301,20 @@ def _lora_to_cascade(config: ConvertConfig, lora: Lora) -> str:
         network = cast(StageC, saved.build())
     tokens = lora.tokens(adapter_clip(saved, config.clip_path).tokenizer) if about.train_tokens else None
     state, filters = lora_state(lora, network, saved.settings.model.states_width, tokens)
-    _write_tensors(config.out, state, "stable_cascade")
+    _write(config.out, state, "stable_cascade")
     return (
         f"{config.out}: {config.model_path} in the layout of Stable Cascade\nTo be used there with rank {about.rank}, "
         f"module_filters {list(filters)} and train_tokens {list(about.train_tokens)}"
     )
 
 
-def _refuse(names: Iterable[str], why: str) -> None:
-    """InputError for the first of some settings, which are given without being used."""
-    for name in names:
-        raise InputError(f"{name} is set, but {why}: leave it out")
-
-
-def _check_new(path: str) -> None:
-    if storage.exists(path):
-        raise InputError(f"{path} exists already: give another file with --out, or remove it")
-
-
-def _write_tensors(path: str, state: Mapping[str, Tensor], layout: str) -> None:
-    from ..checkpoints.safetensors import write_safetensors
-
+def _write(path: str, state: Mapping[str, Tensor], layout: str) -> None:
+    """Write weights alone, as safetensors or, by another ending, as torch does."""
     with _writer(path, state) as file:
-        write_safetensors(file, state, {"layout": layout})
+        if path.endswith(SAFETENSORS):
+            write_safetensors(file, state, {"layout": layout})
+        else:
+            torch.save(state, file)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from ..config import KeyPath, Leaf, leaves
+from ..config import KeyPath, Leaf, leaves, members, present_keys
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,15 @@ def find_leaf(config_class, path: KeyPath) -> Leaf | None:
 def present_names(config_class) -> dict[str, str]:
     """Present names of flags by their earlier ones."""
     return {old: leaf.name for leaf in by_name(config_class).values() for old in leaf.earlier_names}
+
+
+def leaf_called(config_class, name: str) -> Leaf | None:
+    """The setting that a key or flag means: one of the class itself, or by the name of its flag, maybe an earlier
+    one."""
+    member = members(config_class).get(present_keys(config_class).get(name, name))
+    if isinstance(member, Leaf):
+        return member
+    return by_name(config_class).get(present_names(config_class).get(name, name))
 
 
 @functools.cache

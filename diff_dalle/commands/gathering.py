@@ -1,29 +1,61 @@
-"""Settings of ``assemble_decoder.py`` and ``consolidate.py``, which make files of several others, and what they do."""
+"""Commands that make a file of others: what they share, and ``assemble_decoder.py`` and ``consolidate.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from .. import storage
-from ..config import Fault, InputError, option, settings
+from ..checkpoints.assembling import assemble
+from ..checkpoints.loading import SavedNetwork
+from ..checkpoints.shards import consolidate
+from ..config import InputError, named, option, settings
+from ..embeddings.clip import load_clip
+from ..embeddings.contract import Clip
+
+SAFETENSORS = ".safetensors"
+
+
+def out_option(default: str) -> Any:
+    """The setting ``out`` of a command that makes one file."""
+    return option(default, "output file, local or remote; must not exist yet", needed="the file to write")
+
+
+def check_new(path: str) -> None:
+    """InputError for an ``out`` that exists."""
+    if storage.exists(path):
+        raise InputError(f"{path} exists already: give another file with --out, or remove it")
+
+
+def adapter_clip(base: SavedNetwork, path: str = "") -> Clip:
+    """The CLIP whose tokens a LoRA of a stage trains.
+
+    path: where it is, if not where the base says. InputError for another CLIP than the base's, and without one.
+    """
+    config = base.settings.trained_with.text_clip
+    if config is None:
+        raise InputError(f"{base.path} reads the text by no CLIP, whose tokens {named('train_tokens')} would be")
+    found = replace(config, model=path) if path else config
+    clip = load_clip(found.make, found.model, "cpu", "fp32", found.outputs)
+    if config.identity and config.identity != clip.identity:
+        raise InputError(f"the CLIP is {clip.name} ({clip.identity}), but {base.path} was trained with {config}")
+    return clip
 
 
 @settings
 class ConsolidateConfig:
     """Consolidating"""
 
-    model_path: str = option("", "sharded checkpoint: the folder sharded… in a log directory")
+    model_path: str = option(
+        "",
+        "sharded checkpoint: the folder sharded… in a log directory",
+        needed="a sharded checkpoint, the folder sharded… in a log directory",
+    )
     out: str = option("", "output folder; none = beside the checkpoint, where its run would write them")
-
-    def faults(self) -> Iterator[Fault]:
-        if not self.model_path:
-            yield Fault("model_path", "is required: a sharded checkpoint, the folder sharded… in a log directory")
 
 
 def consolidate_checkpoint(config: ConsolidateConfig) -> str:
     """Write the files; returns a text about them. InputError as ``consolidate``."""
-    from ..checkpoints.shards import consolidate
-
     path = config.model_path.rstrip("/")
     paths = consolidate(path, config.out or storage.split(path)[0] or ".")
     return "\n".join(f"Wrote {each}." for each in paths)
@@ -34,19 +66,14 @@ class AssembleConfig:
     """Assembling"""
 
     model_paths: tuple[str, ...] = option(
-        (), "checkpoints of the U-Nets of a decoder, ema_….pt or model….pt, in any order; some may hold several"
+        (),
+        "checkpoints of the U-Nets of a decoder, ema_….pt or model….pt, in any order; some may hold several",
+        needed="checkpoints of the U-Nets of a decoder, separated by commas",
     )
-    out: str = option("decoder.pt", "output file, local or remote; must not exist yet")
-
-    def faults(self) -> Iterator[Fault]:
-        if not self.model_paths:
-            yield Fault("model_paths", "is required: checkpoints of the U-Nets of a decoder, separated by commas")
+    out: str = out_option("decoder.pt")
 
 
 def assemble_decoder(config: AssembleConfig) -> str:
     """Write the decoder; returns a text about what was taken. InputError as ``assemble``, and for an existing file."""
-    from ..checkpoints.assembling import assemble
-
-    if storage.exists(config.out):
-        raise InputError(f"{config.out} exists already: give another file with --out, or remove it")
+    check_new(config.out)
     return assemble(config.model_paths, config.out)

@@ -11,7 +11,7 @@ from typing import Any
 from ..checkpoints.checkpoint import ROLES, load_file
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..checkpoints.lora_file import ENDING, Lora, lora_at
-from ..config import InputError, entries, option, quantity, section, settings, shown, to_dict
+from ..config import InputError, entries, option, quantity, section, setting_changes, settings, shown, to_dict
 from ..config.bounds import MAX_PROCESSES
 from ..evaluation.report import Part, Table, rendered
 from ..recipes.planning.cluster import PlanConfig
@@ -21,7 +21,7 @@ from ..recipes.planning.step import process_memory
 from ..recipes.recipe import Recipe
 from .command_line import parse_kind
 from .merge_lora import merged_loras
-from .sources import preset_names, presets_of
+from .sources import presets_of
 
 MICROBATCHES = (1, 4, 16, 64)
 FULL_SIZE = ("generator_64", "upsampler_256", "upsampler_1024", "classifier_64")  # presets that make a cascade
@@ -95,8 +95,8 @@ def describe(run: Any) -> str:
     checkpoint, and for settings beside one, whose own they cannot change."""
     what: InfoConfig = run.what
     if what.model_path:
-        given, usual = (list(entries(type(run), to_dict(each))) for each in (run, type(run)(what=what)))
-        if changed := [name for name, free, value in given if (name, free, value) not in usual]:
+        usual = to_dict(type(run)(what=what))
+        if changed := [each.name for each in setting_changes(usual, to_dict(run), type(run))]:
             raise InputError(f"--model_path {what.model_path} says all settings itself: leave out {', '.join(changed)}")
         return describe_file(what.model_path)
     recipe, parts = run.recipe(what.processes), list[Part]()
@@ -183,11 +183,6 @@ def preset_networks(name: str) -> tuple[Recipe, list[NetworkCost]]:
     return recipe, networks_of(recipe)
 
 
-def family(ending: str = "") -> list[str]:
-    """Presets that make a cascade, from the base generator to the classifier; ending: "", "_small" or "_tiny"."""
-    return [name + ending for name in FULL_SIZE if name + ending in preset_names()]
-
-
 def whole_presets() -> list[str]:
     """Presets of networks that need no base."""
     kinds = [kind for kind, command in TRAINING_COMMANDS.items() if not command.over_base]
@@ -196,7 +191,7 @@ def whole_presets() -> list[str]:
 
 def preset_table() -> str:
     """The costs of all presets but those of adapters in Markdown: cascades first, then the others by name."""
-    cascades = [name for ending in ENDINGS for name in family(ending)]
+    cascades = [name + ending for ending in ENDINGS for name in FULL_SIZE]
     others = [name for name in whole_presets() if name not in cascades]
     rows = [row for name in [*cascades, *others] for row in preset_rows(name)]
     header = ["preset", "kind", "pixels", "parameters, M", "GFLOPs"]

@@ -173,16 +173,12 @@ def train_on(folder: str, own: OwnPictures, flags: Sequence[str]) -> None:
             storage.remove_folder(plan.shards)  # which was left unfinished
         run_shown(plan.pack)
     run_shown(plan.train)
-    prompts = _spread(list(dict.fromkeys(_captions(plan))))
+    captions = caption_texts([plan.shards], plan.caption_field)
+    prompts = _spread(list(dict.fromkeys(text for text in captions if "|" not in text)))
     logdir = plan.sample[-1]
     run_shown([*plan.sample, "--prompts", "|".join(prompts), "--logdir", os.path.join(logdir, "pictures")])
     more = [*plan.sample, "--prompts", "".join(prompts[:1]), "--num_samples", "16"]
     print(f"\nMore pictures:\n$ {as_typed(more)}")
-
-
-def _captions(plan: Plan) -> list[str]:
-    """Those that may stand among others on a command line."""
-    return [text for text in caption_texts([plan.shards], plan.caption_field) if "|" not in text]
 
 
 def _spread(texts: list[str]) -> list[str]:

@@ -25,8 +25,8 @@ from ..worlds.contract import RenderedWorld
 from ..worlds.emoji.world import EmojiConfig, EmojiWorld
 from ..worlds.shapes.shards import ShapesWorld
 from ..worlds.table import WORLDS
-from .own_parts import import_parts
-from .subcommands import Subcommand
+from .command_line import Subcommand
+from .sources import import_parts
 from .training_kinds import parse_cascade
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import IO
 
 import numpy as np
 
 from .. import storage
-from ..config import InputError, quantity
+from ..config import Fault, InputError, quantity
 from ..data.arrays import MAX_HEADER, parse_header
 from ..data.inspection import read_captions
 from ..data.sources import TARS
@@ -21,8 +25,9 @@ from ..sampling.control import Control, SteeringConfig
 from ..sampling.image_prompts import ImagePrompts
 from ..sampling.pipeline import Pipeline
 from ..sampling.request import ImageEdit, Request, in_turn
-from .base_samples import read_samples
 from .sample import PromptConfig
+
+MAX_BYTES = 2**33  # of one array: 700,000 images of 64 × 64 pixels
 
 
 def read_request(config: PromptConfig, edit: EditConfig, steering: SteeringConfig | None = None) -> Request:
@@ -82,14 +87,12 @@ def read_embeddings(path: str) -> np.ndarray:
     with storage.explained(path), storage.open_read(path) as file:
         data = file.read()
     try:
-        header = parse_header(data[: MAX_HEADER + 12])
-        plain = header.is_float and not header.bfloat16 and not header.fortran_order
-        if not plain or len(header.shape) != 2 or not all(header.shape):
-            raise ValueError(f"a .npy file of {header}")
-        values = np.frombuffer(data, header.dtype, offset=header.offset, count=header.shape[0] * header.shape[1])
+        values = _array(io.BytesIO(data))
+        if values.dtype.kind != "f" or values.ndim != 2 or not values.size:
+            raise ValueError(f"a .npy file of {values.dtype} {list(values.shape)}")
     except ValueError as error:
         raise InputError(f"{path} is {error}, but embeddings must be a .npy file of numbers [N, width]") from None
-    return values.reshape(header.shape).astype(np.float32)
+    return values.astype(np.float32)
 
 
 class _Pictures(Sequence):
@@ -168,3 +171,41 @@ def _prompt_files(source: str) -> list[str]:
         return []
     files = storage.list_files(source, recursive=True)
     return [] if any(path.lower().endswith(TARS) for path in files) else [p for p in files if p.endswith(".txt")]
+
+
+def read_samples(path: str) -> tuple[np.ndarray, list[int] | None]:
+    """Of a .npz file, as Guided-Diffusion's scripts write them: ``arr_0``, images uint8 [N, h, w, 3], and ``arr_1``, N
+    classes; None without these. InputError for a file of anything else."""
+    try:
+        with storage.explained(path), storage.open_read(path) as file, zipfile.ZipFile(file) as archive:
+            images = _array(archive.open("arr_0.npy"))
+            labels = _array(archive.open("arr_1.npy")) if "arr_1.npy" in archive.namelist() else None
+    except (ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise _refused(path, f"cannot be read ({error})") from None
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.size:
+        raise _refused(path, f"has {images.dtype} {list(images.shape)} as arr_0")
+    if labels is None:
+        return images, None
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+        raise _refused(path, f"has {labels.dtype} {list(labels.shape)} as arr_1")
+    return images, labels.tolist()
+
+
+def _refused(path: str, what: str) -> InputError:
+    expected = "it must be a .npz file with arr_0, uint8 [N, h, w, 3], and perhaps arr_1, N classes"
+    return InputError(Fault("base_samples", f"{path} {what}: {expected}"))
+
+
+def _array(file: IO[bytes]) -> np.ndarray:
+    """A plain array of numbers in the .npy format. Reads no more than it has by its header. ValueError for another."""
+    start = file.read(MAX_HEADER + 12)
+    header = parse_header(start)
+    size = math.prod(header.shape) * header.dtype.itemsize
+    if header.dtype.kind not in "iuf" or header.fortran_order or header.bfloat16 or size > MAX_BYTES:
+        raise ValueError(f"a .npy file of {header}, of at most {MAX_BYTES:,} bytes")
+    data = start[header.offset :] + file.read(max(header.offset + size - len(start), 0))
+    if len(data) != size:
+        raise ValueError(f"a .npy file of {quantity(len(data), 'byte')}, not {size:,}")
+    return np.frombuffer(data, header.dtype).reshape(header.shape)

@@ -26,7 +26,8 @@ def write_results(folder: str, request: Request, sweep: Mapping[str, np.ndarray]
     files = sample_files(samples, *texts)
     *_, said = files
     said = f"grid.jpg, captions.txt and {said}"
-    for name, given in (("variations.png", request.images), ("reconstructions.png", _originals(request))):
+    originals = None if request.reconstruct is None else ImagePrompts(request.reconstruct)
+    for name, given in (("variations.png", request.images), ("reconstructions.png", originals)):
         if given is not None:
             grid = image_grid(*beside(given, samples))
             files[name] = functools.partial(grid.save, format="PNG")
@@ -53,11 +54,6 @@ def beside(given: ImagePrompts, samples: np.ndarray) -> tuple[np.ndarray, list[s
         cells += [cell for cell, _ in row]
         labels += [label for _, label in row]
     return np.stack(cells), labels, width
-
-
-def _originals(request: Request) -> ImagePrompts | None:
-    """The pictures that are reconstructed."""
-    return None if request.reconstruct is None else ImagePrompts(request.reconstruct)
 
 
 def _captions(request: Request) -> list[str]:

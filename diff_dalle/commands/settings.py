@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..config import (
@@ -38,14 +38,14 @@ from ..config import (
     spelled_path,
     to_dict,
 )
-from .flag_names import Alias, aliases_of, by_name, find_leaf, present_names
+from .flag_names import Alias, aliases_of, by_name, find_leaf, leaf_called
 from .sources import Source
 
 _SWITCH = Leaf(("",), bool, False, "")  # of a flag without a setting
 
 
 class Settings:
-    """The settings given so far. ``next_source`` begins a source that wins over those before it.
+    """The settings given so far; each source wins over those before it.
 
     file: the file that holds the command's settings, if any: messages name what is not given by its path there, not by
           its flag.
@@ -60,16 +60,21 @@ class Settings:
         self.faults: list[Fault] = []  # of the sources, before their settings are read
         self.stated: dict[str, tuple[KeyPath, bool]] = {}  # flags that say whether a setting is above 0
 
-    def next_source(self) -> None:
-        self.claims.clear()
-
     def take(self, source: Source) -> None:
         """Take the settings of a source that wins over those before it: by section, or flat by the names of flags, or
         both. A list of sections replaces the list of an earlier source. InputError for a source of another command."""
         source.check_kind(getattr(self.config_class, "kind", None))
         source.check_inference(by_name(self.config_class))
-        self.next_source()
+        self.claims.clear()
         self._update(self.config_class, (), present_form(self.config_class, source.settings), (), source)
+
+    def take_flags(self, flags: Mapping[str, str], assignments: Iterable[str]) -> None:
+        """Take the flags of a command line and what ``--set`` says there, together the last source."""
+        self.claims.clear()
+        for name, text in flags.items():
+            self._set(self.config_class, (), name, FlagText(text), (f"--{name}", ""))
+        for assignment in assignments:
+            self._assign(assignment)
 
     def settled(self) -> Any:
         """``build``, with what follows from other settings. InputError as well for settings of the present source that
@@ -82,8 +87,9 @@ class Settings:
     def build(self):
         """The config. Raises InputError with everything that is wrong."""
         faults, config = list(self.faults), None
+        complete = getattr(self.config_class, "completed", dict)  # adds what follows from the settings
         try:
-            config = from_dict(self.config_class, self.completed())
+            config = from_dict(self.config_class, complete(self.tree))
         except InputError as error:
             told = {fault.setting for fault in faults}
             faults += [fault for fault in error.faults if not fault.setting or fault.setting not in told]
@@ -121,11 +127,6 @@ class Settings:
                 return (key, *path[len(home) :])
         return path
 
-    def completed(self) -> dict:
-        """The settings with what follows from them, where the config class has a ``completed`` that adds it."""
-        complete = getattr(self.config_class, "completed", None)
-        return complete(self.tree) if complete else self.tree
-
     def check_effects(self, config) -> None:
         """InputError for settings of the present source that have no effect in ``config``, the whole one, and for what
         flags state of others and is wrong."""
@@ -156,17 +157,11 @@ class Settings:
 
     # ---------------------------------------------------------------------------------------------- flags and mappings
 
-    def set_flag(self, name: str, text: str) -> None:
-        self._set(self.config_class, (), name, FlagText(text), (f"--{name}", ""))
-
     def _update(self, config_class, path: KeyPath, mapping: Mapping, given: KeyPath, source: Source) -> None:
         """path: of the section; given: its path in the source."""
-        table, present = by_name(config_class), present_names(config_class)
         for key, value in mapping.items():
             name, here = present_keys(config_class).get(key, key), (*given, str(key))
-            member, leaf = members(config_class).get(name), table.get(present.get(key, key))
-            if isinstance(member, Leaf):
-                leaf = member
+            member, leaf = members(config_class).get(name), leaf_called(config_class, key)
             if isinstance(member, Section):
                 self._section(member.config, (*path, name), key, value, here, source)
             elif leaf and leaf.item:
@@ -184,13 +179,13 @@ class Settings:
         if not isinstance(value, Mapping):
             self._claim(path, str(key), value, source.place(given))
             return
-        self._open(path, {}, source.place(given))
+        self._open(path, source.place(given))
         self._update(config_class, path, value, given, source)
 
     def _items(self, leaf: Leaf, path: KeyPath, value, given: KeyPath, source: Source) -> None:
         """A list of sections, or the mapping that may take its place."""
         if isinstance(value, Mapping) and leaf.keyed:
-            self._open(path, {}, source.place(given))
+            self._open(path, source.place(given))
             for key, rest in value.items():
                 self._section(leaf.item, (*path, str(key)), key, rest, (*given, str(key)), source)
         elif isinstance(value, Mapping) and leaf.lone:
@@ -210,14 +205,10 @@ class Settings:
 
     def _set(self, config_class, path: KeyPath, name: str, value, giver: tuple[str, str]) -> None:
         """Set what a flag or key means in the section at ``path``, which has this class."""
-        table, aliases = by_name(config_class), aliases_of(config_class)
-        leaf = members(config_class).get(present_keys(config_class).get(name, name))
-        if name in aliases:
-            self._set_alias(table, aliases[name], path, name, value, giver)
-            return
-        if not isinstance(leaf, Leaf):
-            leaf = table.get(present_names(config_class).get(name, name))
-        if leaf is None:
+        alias, leaf = aliases_of(config_class).get(name), leaf_called(config_class, name)
+        if alias:
+            self._set_alias(by_name(config_class), alias, path, name, value, giver)
+        elif leaf is None:
             self._unknown(config_class, path, name, value, giver)
         else:
             key = leaf.path[-1] if name == leaf.name else name.removeprefix(leaf.prefix)
@@ -299,11 +290,11 @@ class Settings:
     def _contradict(self, path: KeyPath, rule: str) -> None:
         self._note(Fault(spelled_path(path), rule))
 
-    def _open(self, path: KeyPath, empty, giver: tuple[str, str]) -> None:
+    def _open(self, path: KeyPath, giver: tuple[str, str]) -> None:
         """Make sure that there is a section."""
         self.givers[path] = giver
         if not isinstance(self._stored(path), (dict, list)):
-            self._store(path, empty)
+            self._store(path, {})
 
     def _store(self, path: KeyPath, value) -> None:
         node: Any = self.tree
@@ -323,7 +314,7 @@ class Settings:
 
     # --------------------------------------------------------------------------------------------------------- --set
 
-    def set_path(self, assignment: str) -> None:
+    def _assign(self, assignment: str) -> None:
         """Take ``PATH=VALUE``, where PATH is like ``optim.lr`` or ``decoder.unets.0.dim``. Raises InputError for
         another form, a path that names no single setting, and a bad value."""
         text, equals, value = assignment.partition("=")

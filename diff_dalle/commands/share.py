@@ -6,11 +6,10 @@ To add one: a config class, a function of it that returns lines to print, and a 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 
 from .. import storage
-from ..config import Fault, InputError, named, option, settings
-from .subcommands import Subcommand
+from ..config import Fault, InputError, named, option, setting_changes, settings, to_dict
+from .command_line import Subcommand
 
 PLACE = "hf://USER/NAME, a repository of the Hugging Face hub, or a folder, local or remote (s3://, gs://, az://)"
 
@@ -28,7 +27,7 @@ class PushConfig:
     stage_a: str = option("", "checkpoint of stage A of a latent cascade")
     semantic: str = option("", "checkpoint of the semantic encoder of a latent cascade")
     lora: str = option("", "LoRA instead of a model, as for sample.py --lora")
-    to: str = option("", f"destination: {PLACE}")
+    to: str = option("", f"destination: {PLACE}", needed=PLACE)
     private: bool = option(True, "a new repository on the hub is visible to its owner only")
     precision: str = option("fp16", "precision of the weights", choices=("fp16", "fp32"))
     report_dir: str = option("", "folder of evaluate.py's report, whose scores and pictures go with the model")
@@ -39,8 +38,6 @@ class PushConfig:
     example_prompt: str = option("a red circle", "prompt of the examples on the card")
 
     def faults(self) -> Iterator[Fault]:
-        if not self.to:
-            yield Fault("to", f"is required: {PLACE}")
         if not self.paths and not self.lora:
             yield Fault("model_path", "is required: there is nothing to send, give a checkpoint or a model folder")
         if self.lora and self.paths:
@@ -72,7 +69,7 @@ def push(config: PushConfig) -> list[str]:
     to = config.to.rstrip("/")
     if len(config.model_path) == 1 and (model := open_model(config.model_path[0])):
         plain = PushConfig(config.model_path, to=config.to, private=config.private)
-        if other := [each.name for each in fields(config) if getattr(config, each.name) != getattr(plain, each.name)]:
+        if other := [each.name for each in setting_changes(to_dict(plain), to_dict(config), PushConfig)]:
             raise InputError(f"{model.path} is a model folder, which is sent as it is: leave out {', '.join(other)}")
         names = push_model(model, to, config.private)
     else:

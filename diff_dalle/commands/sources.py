@@ -7,8 +7,12 @@ refuses a file of another kind; a file without the key is accepted where its key
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
+import os
 import re
+import sys
+import traceback
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -19,6 +23,7 @@ from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..config import MAX_TEXT, InputError, KeyPath, load_located, lookup, nearest, quoted, spelled_path
 
 GENERATOR = "generator_checkpoint_path"
+IMPORT_HELP = "module with parts of your own, in the current folder or on PYTHONPATH; may be repeated"
 PRESETS = "diff_dalle.presets"  # the package that holds their files
 
 
@@ -113,7 +118,8 @@ def read_config(path: str) -> Source:
 
 def values_on(argv: Sequence[str], flags: Collection[str]) -> list[str]:
     """The values of flags on a command line, as ``--flag VALUE`` or ``--flag=VALUE``."""
-    words = itertools.pairwise(part for word in argv for part in word.split("=", 1))
+    parts = [word.split("=", 1) if word.startswith("--") else [word] for word in argv]
+    words = itertools.pairwise(itertools.chain(*parts))
     return [value for flag, value in words if flag in flags]
 
 
@@ -132,3 +138,24 @@ def _source(text: str, name: str) -> Source:
             f"kind in {name} is {quoted(kind)}, but must be one of {known}{nearest(str(kind), TRAINING_COMMANDS)}"
         )
     return Source(name, kind, settings, lines)
+
+
+def import_parts(argv: Sequence[str]) -> None:
+    """Import the modules that a command line names. InputError for one that cannot be imported."""
+    for name in values_on(argv, ("--import",)):
+        if not all(map(str.isidentifier, name.split("."))):
+            raise InputError(f"--import is {name!r}, but must be a module's name, such as my_parts for ./my_parts.py")
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # the last, so that nothing here takes the place of a package
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise InputError(f"--import {name}: it requires the package {error.name}") from error
+            raise InputError(f"--import {name}: there is no such module in {os.getcwd()} or on PYTHONPATH") from None
+        except InputError as error:
+            raise InputError(f"--import {name}: {error}") from None
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename}, line {getattr(error, 'lineno', None) or last.lineno}"
+            raise InputError(f"--import {name}: {type(error).__name__}: {error} ({where})") from error

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import storage
@@ -16,45 +15,44 @@ from ..config import InputError
 from ..models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES
 from ..recipes.cascade.sections import LORA_KEYS
 from .command_line import HELPS, parse_kind
-from .sources import sources_on
+from .sources import sources_on, values_on
 
-CONTROLNETS = ("controlnet", "stage_c_controlnet")
-LORAS = ("generator_lora", "classifier_lora", "decoder_lora")
-_BY_CASCADE = ("stage_b", "stage_c")
 _HINTS = {
     "vit_clip": ": GLIDE's noised CLIP comes from its files only and cannot be trained here",
     "noisy_classifier": ": classifiers of classes come from other projects and cannot be trained here",
-    **{kind: ": give the model_path of its base" for kind in LORAS},
 }
-CASCADE = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet", "stage_b_lora", "stage_c_lora")
 
 
-def classes_of(kinds: Sequence[str]) -> dict[str, Any]:
-    return {kind: TRAINING_COMMANDS[kind].config_class for kind in kinds}
+def classes_of(script: str) -> dict[str, Any]:
+    """The settings of what a script trains, by kind."""
+    return {kind: each.config_class for kind, each in TRAINING_COMMANDS.items() if each.script == f"scripts/{script}"}
 
 
 def parse_controlnet(argv: Sequence[str] | None = None, description: str = "") -> Any:
     """The command line as the run of a kind: of a generator's ControlNet, unless a file or ``--kind`` says another."""
-    return parse_kind(classes_of(CONTROLNETS), argv, description)
+    classes = classes_of("train_controlnet.py")
+    stage_c = "stage_c_controlnet"
+    return parse_kind({**classes, stage_c: TRAINING_COMMANDS[stage_c].config_class}, argv, description)
 
 
 def parse_lora(argv: Sequence[str] | None = None, description: str = "") -> Any:
     """The command line as the run of the kind of ``--model_path``. Raises InputError as ``parse_kind``, and for a
     checkpoint that no LoRA can be trained for here."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    classes = classes_of(LORAS)
-    words = [part for word in argv for part in word.split("=", 1)]
+    classes = classes_of("train_lora.py")
     said = [source.settings.get("model_path") for source in reversed(sources_on(argv))]
-    found = [dict(itertools.pairwise(words)).get("--model_path"), *said]
+    found = [*reversed(values_on(argv, ("--model_path",))), *said]
     path = next((path for path in found if isinstance(path, str)), "")
     if path and storage.exists(find_file(path)):  # or else the run says that it is not there
         kind = load_file(path)["kind"]
-        if kind + ENDING not in classes:
-            hint = ": use train_cascade.py with kind: " + kind + ENDING if kind in _BY_CASCADE else _HINTS.get(kind, "")
+        lora = kind + ENDING
+        if lora not in classes:
+            hint = _HINTS.get(kind, ": give the model_path of its base" if kind in classes else "")
+            hint = f": use train_cascade.py with kind: {lora}" if lora in TRAINING_COMMANDS else hint
             known = ", ".join(name.removesuffix(ENDING) for name in classes)
             raise InputError(f"model_path {path} holds a {kind}, but must hold one of {known}{hint}")
-        if "--kind" not in words:
-            argv += ["--kind", kind + ENDING]
+        if not values_on(argv, ("--kind",)):
+            argv += ["--kind", lora]
     return parse_kind(classes, argv, description)
 
 
@@ -66,13 +64,13 @@ def parse_cascade(argv: Sequence[str] | None = None, description: str = "") -> A
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and not argv[0].startswith("-"):
         argv[:1] = ["--config", argv[0]]
-    classes = classes_of(CASCADE)
-    if not {*HELPS} & {*argv} and not any(word.partition("=")[0] == "--kind" for word in argv):
-        argv += ["--kind", _kind_of(argv)]
+    classes = classes_of("train_cascade.py")
+    if not {*HELPS} & {*argv} and not values_on(argv, ("--kind",)):
+        argv += ["--kind", _kind_of(argv, classes)]
     return parse_kind(classes, argv, description)
 
 
-def _kind_of(argv: Sequence[str]) -> str:
+def _kind_of(argv: Sequence[str], known: Iterable[str]) -> str:
     """The kind of the preset and file on a command line. InputError when they do not say it."""
     sources = sources_on(argv)
     if not sources:
@@ -81,7 +79,7 @@ def _kind_of(argv: Sequence[str]) -> str:
     if kind := next(filter(None, found), None):
         return kind
     names = ", ".join(source.name for source in sources)
-    raise InputError(f"{names} does not say what is trained: add the line kind: with one of {', '.join(CASCADE)}")
+    raise InputError(f"{names} does not say what is trained: add the line kind: with one of {', '.join(known)}")
 
 
 def inferred_kind(settings: Mapping) -> str | None:

@@ -31,6 +31,7 @@ def option(
     was: Sequence[str] = (),
     needs: Sequence[str] | Sequence[Sequence[str]] = (),
     required: bool = False,
+    needed: str = "",
     keyed: str = "",
     lone: bool = False,
     nested: bool = False,
@@ -58,6 +59,7 @@ def option(
     may be missing: set in a file or by ``--set``, not by a flag.
 
     required: a mapping that is read must have it; the default is for code alone.
+    needed:   of a setting that must not be empty: what to give it, for the message.
     keyed:    of a list of sections: a mapping may take its place, each key of which is this setting of an item; the
               value is the item's other settings, or True for none of them, or False or None for no item.
     lone:     of a list of sections: the mapping of one item may take its place.
@@ -72,7 +74,7 @@ def option(
     bounds = Bounds(least, above, most, below, multiple_of, length, longest, tuple(besides))
     metadata: dict[str, Any] = {"bounds": bounds} if bounds != Bounds() else {}
     metadata |= {"help": help, "choices": choices, "free": free, "was": tuple(was), "needs": _all(needs)}
-    metadata |= {"required": required, "keyed": keyed, "lone": lone, "nested": nested}
+    metadata |= {"required": required, "needed": needed, "keyed": keyed, "lone": lone, "nested": nested}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -203,6 +205,7 @@ class Leaf:
     was: tuple[str, ...] = ()
     needs: Needs = ()
     required: bool = False
+    needed: str = ""
     keyed: str = ""
     lone: bool = False
     nested: bool = False
@@ -240,6 +243,8 @@ class Leaf:
         """What is wrong with a value of its type."""
         several = value if isinstance(value, tuple) else (value,)
         key = self.path[-1]
+        if self.needed and not value:
+            yield Fault(key, f"is required: {self.needed}")
         if isinstance(value, tuple):
             yield from (Fault(key, rule, value) for rule in self.bounds.of_list(value))
         for each in several:
@@ -283,27 +288,27 @@ def members(config_class) -> dict[str, Leaf | Section]:
     return found
 
 
-def leaves(
-    config_class,
-    path: tuple[str, ...] = (),
-    prefix: str = "",
-    in_file: bool = False,
-    needs: Needs = (),
-    free: bool = False,
-    called: Mapping[str, str] | None = None,
-) -> Iterator[Leaf]:
+def leaves(config_class) -> Iterator[Leaf]:
     """Every setting of a config class, nested ones included, in order of declaration.
 
     A list of sections is one leaf, since the class does not say how many there are: see ``dicts.entries``. So is a
     section that may be missing.
     """
     for key, member in members(config_class).items():
-        if isinstance(member, Section):
-            in_section = prefix + member.prefix, in_file or not member.flags, needs + member.needs, free or member.free
-            yield from leaves(member.config, (*path, key), *in_section, member.called)
-        else:
-            own = replace(member, path=(*path, key), needs=needs + member.needs, free=free or member.free)
-            yield replace(own, prefix=prefix, in_file=in_file, called=(called or {}).get(key, ""))
+        if isinstance(member, Leaf):
+            yield member
+            continue
+        for leaf in leaves(member.config):
+            called = (member.called or {}).get(leaf.path[0], "") if len(leaf.path) == 1 else leaf.called
+            yield replace(
+                leaf,
+                path=(key, *leaf.path),
+                prefix=member.prefix + leaf.prefix,
+                in_file=leaf.in_file or not member.flags,
+                needs=member.needs + leaf.needs,
+                free=leaf.free or member.free,
+                called=called,
+            )
 
 
 def present_keys(config_class) -> dict[str, str]:

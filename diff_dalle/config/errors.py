@@ -90,20 +90,18 @@ def quoted(value: object) -> str:
         return cut(",".join(map(quoted, value[:MAX_QUOTED])))
     if isinstance(value, float):
         return f"{value:g}"
-    return "none" if value is None else cut("".join(_beginning(value)))
-
-
-def _beginning(value: object) -> Iterator[str]:
-    """Pieces of ``repr(value)`` until they are long enough to be cut, however much there is of it."""
-    left = MAX_QUOTED + 1
-    for piece in _pieces(value):
-        yield piece
-        left -= len(piece)
-        if left <= 0:
-            return
+    if value is None:
+        return "none"
+    text = ""
+    for piece in _pieces(value):  # until there are enough to be cut, however much there is of it
+        text += piece
+        if len(text) > MAX_QUOTED:
+            break
+    return cut(text)
 
 
 def _pieces(value: object) -> Iterator[str]:
+    """Those of ``repr(value)``."""
     if isinstance(value, (list, tuple)):
         yield "[" if isinstance(value, list) else "("
         for i, item in enumerate(value):

@@ -11,8 +11,7 @@ from diff_dalle.checkpoints.model_folder import trained_models
 from diff_dalle.commands import running
 from diff_dalle.commands.demo import chapters, contract
 from diff_dalle.commands.demo.chapters import CHAPTERS, PROMPTS, DemoConfig, show_first_pictures
-from diff_dalle.commands.demo.contract import Demo, Job
-from diff_dalle.commands.demo.networks import Network, Recipe, make_model
+from diff_dalle.commands.demo.contract import Demo, Job, Network, Recipe, make_model
 from diff_dalle.config import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +85,7 @@ def test_a_network_may_begin_on_other_data(demo, monkeypatch):
     """One run, whose data changes after some steps."""
     found = {}
     monkeypatch.setattr(Demo, "run_jobs", lambda self, jobs: found.update(jobs))
-    monkeypatch.setattr("diff_dalle.commands.demo.networks.trained_file", lambda folder: folder / "best.pt")
+    monkeypatch.setattr("diff_dalle.commands.demo.contract.trained_file", lambda folder: folder / "best.pt")
     monkeypatch.setattr(Demo, "run", lambda self, text, **names: None)
     data = (Path("short"), Path("val"))
     networks = {name: Network("greet.py", data, 6) for name in ("classifier", "upsampler")}
@@ -174,7 +173,7 @@ def test_the_commands_of_a_chapter_are_such_as_scripts_take(demo, monkeypatch, n
     monkeypatch.setattr(
         Demo, "run_jobs", lambda self, jobs: found.extend([*map(str, job.words)] for job in jobs.values())
     )
-    monkeypatch.setattr("diff_dalle.commands.demo.networks.trained_file", lambda folder: folder / "best.pt")
+    monkeypatch.setattr("diff_dalle.commands.demo.contract.trained_file", lambda folder: folder / "best.pt")
     for target in ("decoder.draw_pictures", "cascade.draw_pictures", "emoji.find_font"):
         monkeypatch.setattr(f"diff_dalle.commands.demo.{target}", lambda *_: None)
     monkeypatch.setattr("shutil.copy", lambda *_: None)

@@ -24,7 +24,6 @@ from diff_dalle.commands.info import (
     cost_parts,
     describe,
     describe_file,
-    family,
     parse_info,
     preset_networks,
     preset_rows,
@@ -50,7 +49,7 @@ from diff_dalle.recipes.planning.step import process_memory
 
 ROOT = Path(__file__).parent.parent.parent
 UPSAMPLER = {**TINY, "image_size": 32, "small_size": 8, "attention_resolutions": "none"}
-CASCADE = [name for ending in ENDINGS for name in family(ending)]
+FAMILIES = {ending: [name + ending for name in FULL_SIZE] for ending in ENDINGS}
 
 
 def costs_of(run, vocab_size=100):
@@ -288,16 +287,13 @@ def test_the_kind_is_that_of_the_preset_or_flag(known):
     assert parsed("classifier_64_tiny").kind == "classifier" and parsed("shapes_32").kind == "generator"
     assert parse_info([]).kind == "generator" and parse_info(["--kind", "classifier"]).kind == "classifier"
     assert "5,464,908 parameters" in run_script("info.py", "--preset", "generator_64_tiny").stdout
-    result = run_script("info.py", "--kind", "classifier", "--num_channels", "3", ok=False)
-    assert result.returncode == 2 and result.stderr.startswith("error: unknown flag or argument '--num_channels'")
 
 
 def test_adapters_are_described_by_their_checkpoints_alone():
     """Their settings have a ``--model_path`` of their own, and do not tell their networks."""
     assert "shapes_32" in whole_presets() and "shapes_32_canny" not in whole_presets()
-    for argv in (["--kind", "controlnet"], ["--preset", "shapes_32_canny"]):
-        result = run_script("info.py", *argv, ok=False)
-        assert result.returncode == 2 and "controlnet" in result.stderr and result.stderr.startswith("error: ")
+    with pytest.raises(InputError, match="must be one of generator, classifier, .*: an adapter depends on its base"):
+        parse_info(["--kind", "controlnet"])
 
 
 # --------------------------------------------------------------------------------------------------------- the presets
@@ -305,12 +301,12 @@ def test_adapters_are_described_by_their_checkpoints_alone():
 
 def test_every_preset_of_a_cascade_is_in_a_family():
     known = {name for name in preset_names() if name.split("_")[0] in ("generator", "upsampler", "classifier")}
-    assert set(CASCADE) == known and len(CASCADE) == len(ENDINGS) * len(FULL_SIZE)
+    assert {name for family in FAMILIES.values() for name in family} == known
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_stages_of_a_cascade_follow_each_other(ending):
-    base, middle, last, classifier = map(parsed, family(ending))
+    base, middle, last, classifier = map(parsed, FAMILIES[ending])
     assert not base.model.is_upsampler and base.image_size == 64
     assert (middle.model.low_res.small_size, middle.image_size) == (base.image_size, 256)
     assert (last.model.low_res.small_size, last.image_size) == (middle.image_size, 1024)
@@ -325,7 +321,7 @@ def test_the_full_size_family_has_about_one_and_a_half_billion_parameters():
     assert 1.4e9 <= sum(network.parameters for name in FULL_SIZE for network in preset_networks(name)[1]) <= 1.6e9
 
 
-@pytest.mark.parametrize("name", family("_small"))
+@pytest.mark.parametrize("name", FAMILIES["_small"])
 def test_small_presets_fit_a_card_of_12_gb(name):
     """In fp32, with their own microbatch."""
     run, (cost,) = preset_networks(name)
@@ -341,7 +337,7 @@ def test_recomputing_saves_most_of_the_activations(monkeypatch):
     assert checkpointed <= 0.45 * kept and plain <= 0.65 * kept
 
 
-@pytest.mark.parametrize("name", family("_tiny"))
+@pytest.mark.parametrize("name", FAMILIES["_tiny"])
 def test_tiny_presets_are_tiny(name):
     run, (cost,) = preset_networks(name)
     assert cost.parameters < 6e6 and cost.training_bytes(run.microbatch) < 1e9
@@ -403,8 +399,6 @@ def test_the_memory_of_each_process_is_printed(known):
     assert "On each of 4 processes (--parallel fsdp): " in text and "for its share of weights" in text
     assert "Each of 4 processes needs as much" in describe(parse_info([*TINY_FLAGS, "--processes", "4"]))
     assert "processes" not in describe(parse_info(TINY_FLAGS))
-    with pytest.raises(InputError, match="processes is 0, but must be at least 1"):
-        parse_info(["--processes", "0"])
     with pytest.raises(InputError, match="hsdp shares the weights among 3 processes, but there are 4"):
         describe(parse_info([*TINY_FLAGS, "--parallel", "hsdp", "--shard_processes", "3", "--processes", "4"]))
     with pytest.raises(InputError, match="a stage_a cannot be sharded: set --parallel ddp"):

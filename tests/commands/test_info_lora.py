@@ -65,9 +65,3 @@ def test_a_lora_in_another_place_is_called_by_its_name(files, flag):
         result = run("sample.py", *(part for pair in flags.items() for part in pair), ok=False)
         assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1, result.stderr
         assert re.search(sentence, result.stderr), result.stderr
-
-
-@pytest.mark.parametrize("command", [(), ("plan",)])
-def test_settings_of_adapters_are_refused_with_what_to_give_instead(command):
-    result = run("info.py", *command, "--preset", "shapes_32_star", ok=False)
-    assert result.returncode == 2 and "give the settings of that network, which it needs the memory of" in result.stderr

@@ -14,7 +14,7 @@ from script_running import ROOT, environment, hashes, losses, run, train
 
 import diff_dalle
 from diff_dalle.checkpoints.checkpoint import load_file
-from diff_dalle.commands.own_parts import import_parts
+from diff_dalle.commands.sources import import_parts
 from diff_dalle.config import InputError
 from diff_dalle.worlds.shapes.scenes import ShapesConfig
 from diff_dalle.worlds.shapes.shards import write_shapes

@@ -57,11 +57,6 @@ def read_named(name):
     return parse(TRAINING_COMMANDS[read_preset(name).kind].config_class, ["--preset", name])
 
 
-def test_presets_of_training_are_refused_by_other_commands():
-    with pytest.raises(InputError, match=r"preset classifier_64 .* scripts/train_classifier\.py"):
-        parse(SampleRun, ["--model_path", "ema.pt", "--preset", "classifier_64"])
-
-
 @pytest.mark.parametrize("name", presets_of("stage_c_controlnet"))
 def test_the_blocks_of_a_controlnet_are_of_the_stage_c_of_its_size(name):
     base = name.replace("controlnet", "stage_c")

@@ -32,10 +32,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def sample(folder, logdir, *flags, ok=True):
+def sample(folder, logdir, *flags):
     common = f"--model_path {folder}/ema.pt --logdir {logdir} --steps 4 --device cpu --precision fp32"
-    result = run("sample.py", common, *flags, ok=ok)
-    return samples_in(logdir).astype(int) if ok else result
+    run("sample.py", common, *flags)
+    return samples_in(logdir).astype(int)
 
 
 def test_flags_are_what_the_library_does(folder, tmp_path):
@@ -65,24 +65,6 @@ def test_a_file_may_say_it_all(folder, tmp_path):
     one = sample(folder, tmp_path / "a", "--config", config)
     other = sample(folder, tmp_path / "b", control, "--control_scale 0.5")
     assert np.array_equal(one, other)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--control_image a.png", "--control_image has no effect while controlnet is none"),
-        ("--control_ready", "--control_ready has no effect while controlnet is none"),
-        ("--control_scale 2", "--control_scale has no effect"),
-        ("--control_mask a.png", "--control_mask has no effect"),
-        ("--control_interval 0,1", "--control_interval has no effect"),
-        ("--accept_changed_base", "--accept_changed_base has no effect"),
-        ("--controlnet canny.pt", "there is no picture to control by: give it with --control_image"),
-        ("--controlnet missing.pt --control_image a.png", "checkpoint missing.pt does not exist"),
-    ],
-)
-def test_flags_that_do_not_fit_are_refused(folder, tmp_path, flags, message):
-    result = sample(folder, tmp_path, flags, ok=False)
-    assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_file_is_a_picture_whatever_its_name_is(folder, tmp_path):

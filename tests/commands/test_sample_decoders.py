@@ -71,11 +71,8 @@ def test_mixtures_and_interpolations_are_requested(pictures):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--images a.png --embeddings e.npy", "--images and --embeddings exclude each other"),
         ("--image_weights 1,2", "image_weights is set, but there are no images: give them with --images"),
         ("--interpolate 4", "interpolate is set, but there are no images"),
-        ("--images a.png,b.png --image_weights 1,2,3", "image_weights has 3 values for 2 images"),
-        ("--images a.png --interpolate 4", "interpolate is between 2 images, but there is 1"),
         ("--images a.png,b.png --interpolate 4 --image_weights 1,2", "exclude each other"),
         (
             "--images a.png,b.png --interpolate 4 --num_samples 6",
@@ -83,7 +80,6 @@ def test_mixtures_and_interpolations_are_requested(pictures):
         ),
         ("--clip_path clip.pt", "--clip_path is set, but there is nothing to encode: give --images or --prompts"),
         ("--embeddings e.npy --clip_path clip.pt", "--clip_path is set, but there is nothing to encode"),
-        ("--images a.png --clip_make open_clip", "--clip_make has no effect while clip_path is"),
         ("--images a.png --clip_path c --clip_make other", "must be one of diff_dalle, open_clip, openai"),
     ],
 )

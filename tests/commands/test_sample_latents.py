@@ -9,7 +9,6 @@ import pytest
 import yaml
 from checkpoint_making import samples_in
 from latent_file_making import make_cascade
-from PIL import Image
 from script_running import run
 
 import diff_dalle
@@ -113,11 +112,7 @@ def test_flags_of_each_stage():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--model_path c.pt --stage_a a.pt", "--stage_a has no effect while stage_b is"),
-        ("--model_path c.pt --stage_b_shift 2", "--stage_b_shift has no effect while stage_b is"),
-        ("--reconstruct a.png --semantic s.pt", "--reconstruct has no effect while stage_b is"),
         (f"{FILES} --reconstruct a.png", "make again: leave --model_path and --low_res_dir out"),
-        ("--stage_b b.pt --stage_a a.pt --reconstruct a.png", "there is no semantic encoder for them"),
         (f"{FILES} --upsampler_seed 3", "stage B is no upsampler: set its own"),
         (f"{FILES} --stage_b_sampler ddpm", "stage_b_sampler"),
         (f"{FILES} --stage_b_sampler heun --stage_b_eta 0.5", "stage_b_.*eta is 0.5, but"),
@@ -149,21 +144,3 @@ def test_text_to_image_from_flags_from_a_file_and_in_python(files, tmp_path):
     settings = parsed(FILES, common).settings(pipeline, 1.0)
     request = diff_dalle.Request(["a red circle", "a star"], [3, 4], size=(32, 72))
     assert np.abs(pipeline.sample_stages(request, settings, progress=False)[-1].astype(int) - samples).max() <= 1
-
-
-def test_pictures_are_reconstructed_beside_the_originals(files, tmp_path):
-    (tmp_path / "pictures").mkdir()
-    for i in range(2):
-        Image.new("RGB", (80, 70), (90 * i, 10, 200)).save(tmp_path / "pictures" / f"{i}.png")
-    flags = f"--stage_b {files.b} --stage_a {files.a} --semantic {files.semantic} --device cpu"
-    out = run("sample.py", flags, f"--reconstruct {tmp_path}/pictures --logdir {tmp_path}/out").stdout
-    assert "2 images, reconstructions.png (beside the given ones)" in out
-    assert samples_in(tmp_path / "out").shape == (2, 64, 64, 3)
-    assert Image.open(tmp_path / "out" / "reconstructions.png").width > 100
-
-
-def test_a_picture_is_edited(files, tmp_path):
-    Image.new("RGB", (80, 70), (90, 10, 200)).save(tmp_path / "a.png")
-    edit = f"--semantic {files.semantic} --init_image {tmp_path}/a.png --strength 0.5 --prompts 'a star'"
-    run("sample.py", flags(files), edit, "--logdir", tmp_path / "out")
-    assert samples_in(tmp_path / "out").shape == (1, 64, 64, 3)

@@ -2,35 +2,22 @@
 
 import json
 import re
-import shlex
 
 import numpy as np
 import pytest
 import yaml
 from checkpoint_making import make_classifier_file, make_file, sample
-from hub_server import hub_to_use
+from share_making import refused, share
 
 import diff_dalle
 from diff_dalle import storage
 from diff_dalle.checkpoints.checkpoint import Identity, load_file
 from diff_dalle.checkpoints.model_folder import open_model
 from diff_dalle.checkpoints.record import CheckpointSet, Record, save_record
-from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.share import COMMANDS
-from diff_dalle.config import InputError
 from diff_dalle.sharing import transfer
-from diff_dalle.storage import retries
 
 HUB = "hf://me/it"
 PNG = b"\x89PNG"
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    monkeypatch.setattr(retries, "RETRY_SECONDS", 1.0)
-    monkeypatch.setattr(retries, "_lost", set())
-    with hub_to_use(monkeypatch, tmp_path / "cache") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +35,8 @@ def generator(checkpoints):
     return checkpoints.partition(" --up")[0]
 
 
-def share(command: str, *flags: str) -> str:
-    (line,) = COMMANDS[command].run(parse(COMMANDS[command].config, shlex.split(" ".join(flags))))
-    return line
-
-
 def images(model: str, classifier: str) -> np.ndarray:
     return sample(diff_dalle.load(model), ["a red circle"], seed=3, classifier=classifier, classifier_scale=2.0)
-
-
-def refused(command: str, *flags: str) -> str:
-    with pytest.raises(InputError) as error:
-        share(command, *flags)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 # ----------------------------------------------------------------------------------------------------- there and back

@@ -1,49 +1,24 @@
 """LoRAs and ControlNets go to a hub of this machine or a folder and come back."""
 
-import shlex
-
 import numpy as np
 import pytest
 import yaml
 from checkpoint_making import make_classifier_file, make_file, sample
 from control_making import make_controlnet
-from hub_server import hub_to_use
 from lora_making import make_lora
+from share_making import refused, share
 
 import diff_dalle
 from diff_dalle.checkpoints.lora_file import read_lora
 from diff_dalle.checkpoints.model_folder import open_model
-from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.share import COMMANDS
 from diff_dalle.config import InputError
-from diff_dalle.storage import retries
 
 HUB = "hf://me/star"
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    monkeypatch.setattr(retries, "RETRY_SECONDS", 1.0)
-    monkeypatch.setattr(retries, "_lost", set())
-    with hub_to_use(monkeypatch, tmp_path / "cache") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     return make_file(tmp_path_factory.mktemp("base"))
-
-
-def share(command: str, *flags: str) -> str:
-    (line,) = COMMANDS[command].run(parse(COMMANDS[command].config, shlex.split(" ".join(flags))))
-    return line
-
-
-def refused(*flags: str) -> str:
-    with pytest.raises(InputError) as error:
-        share("push", *flags)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def drawn(base: str, **options: object) -> np.ndarray:
@@ -102,7 +77,7 @@ def test_a_controlnet_steers_its_base_from_the_hub(hub, base, tmp_path):
 
 def test_what_is_refused(base, tmp_path):
     path, to = make_lora(tmp_path / "lora.safetensors", base), f"--to {tmp_path}/shared --lora"
-    assert "--lora is sent alone: leave out --model_path" in refused(to, path, "--model_path", base)
-    assert "a LoRA is sent as it is" in refused(to, path, "--precision fp32")
-    assert "holds a generator, but a LoRA is required" in refused(to, base)
+    assert "--lora is sent alone: leave out --model_path" in refused("push", to, path, "--model_path", base)
+    assert "a LoRA is sent as it is" in refused("push", to, path, "--precision fp32")
+    assert "holds a generator, but a LoRA is required" in refused("push", to, base)
     assert not (tmp_path / "shared").exists()

@@ -4,8 +4,7 @@ import pytest
 
 from diff_dalle.commands.flag_names import by_name
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.config.names import nearest
-from diff_dalle.config.other_names import OTHER_NAMES
+from diff_dalle.config.names import OTHER_NAMES, nearest
 from diff_dalle.diffusion.sampling import SAMPLERS
 from diff_dalle.models.precision_names import PRECISIONS
 from diff_dalle.recipes.generator import GeneratorRun

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from ...worlds.emoji.font import find_font
 from ...worlds.emoji.world import SPLITS
-from .contract import Chapter, Demo
-from .networks import JUDGE, Network, Recipe, make_model
+from .contract import JUDGE, Chapter, Demo, Network, Recipe, make_model
 
 PROMPTS = "woman astronaut dark skin tone|man astronaut light skin tone|cat with heart eyes|red heart|flag: Norway"
 #: Of the generators: all that an emoji may be called.

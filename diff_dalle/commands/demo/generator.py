@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from .contract import RENDER, Chapter, Demo, scoring_precision
-from .networks import Network, run_training
+from .contract import RENDER, Chapter, Demo, Network, run_training, scoring_precision
 
 PROMPTS = "a large red circle in the top left|a small blue square to the right of a yellow triangle|two green crosses"
 #: On patches of 4 pixels, which takes half of the time; the noise levels that guide most lose nothing.
@@ -30,8 +29,7 @@ def run(demo: Demo) -> Path:
         "upsampler": Network("train_generator.py --preset shapes_64_upsampler", data, 60, after=("classifier",)),
         "generator": Network("train_generator.py --preset shapes_32", data, 100),
     }
-    logdirs = {name: demo.home / name for name in networks}
-    for name, file in run_training(demo, networks, logdirs).items():
+    for name, file in run_training(demo, networks).items():
         shutil.copy(file, demo.home / f"{name}.pt")
 
     sampled = f"{MODELS} --steps 30 --classifier_scale 0,4 --logdir {{home}}/samples --prompts {{prompts}}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .contract import Chapter, Demo
-from .networks import Network, Recipe, make_model
+from .contract import Chapter, Demo, Network, Recipe, make_model
 
 PROMPTS = (
     "a small red circle to the left of a large blue square|a green triangle above a purple cross|three yellow circles|"

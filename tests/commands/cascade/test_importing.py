@@ -25,8 +25,8 @@ from script_running import run as run_script
 
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
-from diff_dalle.commands.cascade import importing
-from diff_dalle.commands.cascade.importing import ImportConfig, import_cascade
+from diff_dalle.commands import import_cascade as importing
+from diff_dalle.commands.import_cascade import ImportConfig, import_cascade
 from diff_dalle.config import InputError, to_dict
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.models.latent import released

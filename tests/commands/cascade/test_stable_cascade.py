@@ -20,9 +20,9 @@ from diff_dalle.checkpoints.foreign import stable_cascade
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.checkpoints.lora_file import WeightedLora, merge_loras, read_lora, write_lora
 from diff_dalle.checkpoints.safetensors import read_safetensors
-from diff_dalle.commands.cascade import importing
-from diff_dalle.commands.cascade.importing import ImportConfig, import_cascade
+from diff_dalle.commands import import_cascade as importing
 from diff_dalle.commands.convert import ConvertConfig, convert
+from diff_dalle.commands.import_cascade import ImportConfig, import_cascade
 from diff_dalle.config import InputError, to_dict
 from diff_dalle.models.latent.released import LAYOUTS
 from diff_dalle.models.latent.semantic import SemanticAutoencoder, SemanticConfig
