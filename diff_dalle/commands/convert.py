@@ -28,7 +28,7 @@ from ..config import MAX_TEXT, Fault, InputError, from_dict, load_mapping, named
 from ..distributed.devices import without_values
 from ..evaluation.report import markdown_table
 from ..models.decoder.unet import DecoderUnet
-from ..models.latent.stage_c import StageC
+from ..models.latent.stages import StageC
 from ..text.tokenizer import load_tokenizer
 from .gathering import SAFETENSORS, adapter_clip, check_new, out_option
 

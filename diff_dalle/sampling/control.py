@@ -14,8 +14,7 @@ from ..checkpoints.loading import SavedNetwork, open_networks
 from ..config import Fault, InputError, differences, named, option, quantity, settings, to_dict
 from ..diffusion.sampling import seeds_draw
 from ..embeddings.contract import weights_digest
-from ..images.control_filters.contract import ControlFilter, Materials
-from ..images.control_filters.pictures import as_control
+from ..images.control_filters.contract import ControlFilter, Materials, as_control
 from ..images.control_filters.table import ControlConfig
 from ..images.files import check_mask, fit_image, fit_mask
 from ..images.signal import LatentSignal, Signal, check_pixels

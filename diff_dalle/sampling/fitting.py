@@ -16,7 +16,7 @@ from ..diffusion.editing import EditConfig, shortened
 from ..diffusion.guidance import thresholding
 from ..diffusion.tiling import check_tiles
 from ..images.files import fit_image
-from ..images.pixels import check_pixels
+from ..images.signal import check_pixels
 from ..randomness import check_seeds
 from .classifier import check_guided
 from .lora import loras_of

@@ -17,7 +17,7 @@ from ..config import Fault, InputError, named, option, settings
 from ..config.bounds import MAX_SIDE, MAX_WIDTH
 from ..data.mixed import are_prior
 from ..diffusion.diffusion_config import TrainingProcess
-from ..models.adapters.adapted import Adapted
+from ..models.adapters.lora import Adapted
 from ..models.layers import Linear, to_tokens
 from ..models.precision import autocast_disabled
 from ..randomness import Draw

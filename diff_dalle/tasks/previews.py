@@ -16,8 +16,7 @@ from ..diffusion.diffusion_config import DiffusionConfig
 from ..diffusion.guidance import GuidanceConfig
 from ..diffusion.sampling import SampleBatch, SamplerConfig, sample_batch
 from ..images.grid import image_grid
-from ..images.pixels import to_uint8
-from ..images.signal import Signal
+from ..images.signal import Signal, to_uint8
 from ..randomness import Draw
 from ..tracking.tracker import Table
 from ..training.task import Shown

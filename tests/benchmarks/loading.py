@@ -17,14 +17,14 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from diff_dalle.batch import Batch
-from diff_dalle.data.aspect_buckets import AspectConfig
+from diff_dalle.data.buckets import AspectConfig
 from diff_dalle.data.loader import DataConfig, Loader
 from diff_dalle.data.spec import ImageSpec, SampleSpec
 from diff_dalle.data.tar import write_tar
 from diff_dalle.distributed.devices import reuse_freed_memory
 from diff_dalle.evaluation.report import markdown_table
 from diff_dalle.images.decode import decode_image
-from diff_dalle.images.pixels import to_uint8
+from diff_dalle.images.signal import to_uint8
 from diff_dalle.images.transforms import center_crop
 
 from .timing import temporary_folder

@@ -20,7 +20,6 @@ from diff_dalle.commands.training_kinds import parse_lora
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.contract import weights_digest
-from diff_dalle.models.adapters.lora import Adapted
 from diff_dalle.recipes.lora import ClassifierLora
 from diff_dalle.sampling.lora import LoraNetwork, parse_lora_paths, with_loras
 from diff_dalle.worlds.shapes.scenes import ShapesConfig

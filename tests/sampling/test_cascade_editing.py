@@ -22,7 +22,6 @@ from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.images.files import fit_image, fit_mask
 from diff_dalle.sampling.pipeline import Pipeline, load
 from diff_dalle.sampling.request import ImageEdit
-from diff_dalle.tasks.denoising import UpsamplingTask
 
 HOLE = np.zeros((16, 16), dtype=bool)
 HOLE[4:12, 6:16] = True

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 from clip_making import make_clip
-from diff_dalle.tasks.alignment import Projector
 from network_making import TRANSFORMER, captions, make_generator, pixels, seeded, without_gradient
 from refusing import refused
 from test_control_task import FLOW
@@ -25,6 +24,7 @@ from diff_dalle.tasks.auxiliary import (
     NETWORK,
     Alignment,
     Perceptual,
+    Projector,
     feature_distance,
     find_block,
     on_grid,

@@ -19,7 +19,6 @@ from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.evaluation.fidelity import PSNR_CAP
 from diff_dalle.images.transforms import Window
-from diff_dalle.models.generator import LowResConfig
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.denoising import DenoisingTask, UpsamplingTask, signal_psnr
 

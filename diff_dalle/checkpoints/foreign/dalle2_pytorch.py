@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ...config import InputError, named, quantity, to_dict
-from ...diffusion.forward_process import ForwardProcess
+from ...diffusion.parametrization import ModelMeanType, ModelVarType
+from ...diffusion.process import Process
 from ...diffusion.schedules import get_named_beta_schedule
 from ...models.decoder.blocks import LinearAttention
 from ...models.decoder.config import DecoderUnetConfig
@@ -282,7 +283,7 @@ def decoder_state(networks: Mapping[int, DecoderUnet], decoder: DecoderConfig, p
 
 def _tables(start: str, schedule: str, steps: int, k: float = 1.0, gamma: float = 0.0) -> dict[str, Tensor]:
     """The tables of a noise schedule."""
-    process = ForwardProcess(get_named_beta_schedule(schedule, steps))
+    process = Process(get_named_beta_schedule(schedule, steps), ModelMeanType.EPSILON, ModelVarType.FIXED_SMALL)
     tables = {name: torch.from_numpy(getattr(process, name)) for name in _TABLES}
     kept = tables["alphas_cumprod"]
     tables |= {

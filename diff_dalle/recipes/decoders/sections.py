@@ -10,12 +10,11 @@ from ...config import Fault, faults_of, named, option, section, settings
 from ...config.bounds import MAX_BATCH, MAX_PROCESSES, MAX_SECONDS
 from ...data.captions import caption_option
 from ...data.sources import ShardRange, divide
-from ...diffusion.preview_config import preview_share_option
+from ...diffusion.sampling import preview_share_option
 from ...images.preprocessing import TransformConfig
 from ...models.precision_names import PRECISIONS
 from ...tracking.loader import LoaderConfig
-from ...tracking.names import wrong_keys
-from ...tracking.saver import SaverConfig, check_savers
+from ...tracking.saver import SaverConfig, check_savers, wrong_keys
 from ...training.settings import OptimConfig
 
 INDEX_WIDTH = 4  # of img2dataset's shards
