@@ -51,18 +51,6 @@ class Reason(Enum):
     OTHER = "neither a picture nor a text"
 
 
-class RowReason(Enum):
-    """Why a row of the metadata is not used."""
-
-    NOT_JSON = "is not a JSON object"
-    NOT_CSV = "is not valid CSV"
-    NOT_UTF8 = "is not UTF-8"
-    NO_NAME = "has no file_name"
-    MISSING = "named in the metadata, but missing"
-    OUTSIDE = "outside the folder"
-    NO_PICTURE = "names a file that is not read as a picture"
-
-
 class Skipped(Exception):
     """A file that is not packed."""
 
@@ -83,20 +71,20 @@ class Account:
 
     packed:  the files in the shards, by what they are, one of ``PARTS``.
     skipped: the others.
-    rows:    what is wrong with rows, by what says where they are.
+    rows:    what says where those are that are not used, why, and details.
     notes:   the number of packed pictures of which something is to be said.
     """
 
     packed: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, Skipped] = field(default_factory=dict)
-    rows: list[tuple[str, RowReason, str]] = field(default_factory=list)
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
 
     def report(self, shard_sizes: Sequence[int]) -> dict[str, Any]:
         """The content of ``report.json``. shard_sizes: in bytes."""
         packed = Counter(self.packed.values())
         reasons = Counter(why.reason.value for why in self.skipped.values())
-        row_reasons = Counter(reason.value for _, reason, _ in self.rows)
+        row_reasons = Counter(reason for _, reason, _ in self.rows)
         return {
             "files": len(self.packed) + len(self.skipped),
             "packed": {what: packed[what] for what in PARTS if packed[what]},
@@ -111,7 +99,7 @@ class Account:
                 for name, why in sorted(self.skipped.items())
             ],
             "rows": [
-                {"row": printable(where), "reason": printable(f"{reason.value}{detail and f': {detail}'}")}
+                {"row": printable(where), "reason": printable(f"{reason}{detail and f': {detail}'}")}
                 for where, reason, detail in self.rows
             ],
         }

@@ -223,9 +223,9 @@ class _Compiler:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 (given,) = inner(operand)
                 return lambda values: not given(values)
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _ARITHMETIC:
                 return _calculation(_ARITHMETIC[type(sign)], inner(operand))
-            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as sign, left=left, right=right):
+            case ast.BinOp(op=sign, left=left, right=right) if type(sign) in _ARITHMETIC:
                 return _calculation(_ARITHMETIC[type(sign)], inner(left, right))
             case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARISONS for op in ops):
                 return _comparison([_COMPARISONS[type(op)] for op in ops], inner(left, *others))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from .. import storage
 from ..config import InputError, named
 from ..images.decode import ALL_KINDS
-from .accounting import Account, Reason, RowReason, Skipped
+from .accounting import Account, Reason, Skipped
 
 METADATA = ("metadata.jsonl", "metadata.csv")
 TEXTS = ("txt", "caption")  # extensions of captions, in order of preference
@@ -141,15 +141,15 @@ class SourceFolder:
             text = storage.decode_text(storage.read_bytes(os.path.join(self.root, name)), "surrogateescape")
         except UnicodeDecodeError:
             raise InputError(f"{name} in {named('source')} is not UTF-8 text: save it as UTF-8") from None
-        bad: list[tuple[str, RowReason, str]] = []
+        bad: list[tuple[str, str, str]] = []
 
-        def refuse(number: int, reason: RowReason, detail: str = "") -> None:
+        def refuse(number: int, reason: str, detail: str = "") -> None:
             bad.append((f"{name}, line {number}", reason, detail))
 
         rows = dict(_csv_rows(text, refuse) if name.endswith(".csv") else _json_rows(text, refuse))
         self.account.rows += bad
         if bad and not rows:
-            raise InputError(f"{bad[0][0]} {bad[0][1].value}, and no other line can be read")
+            raise InputError(f"{bad[0][0]} {bad[0][1]}, and no other line can be read")
         for required in ("file_name", column):
             if rows and not any(required in row for row in rows.values()):
                 hint = f"; set {named('caption_column')} to the field with the captions" if required == column else ""
@@ -161,12 +161,15 @@ class SourceFolder:
     def _take(self, row: dict, where: str, metadata: str, column: str) -> None:
         given, folder = row.get("file_name"), posixpath.dirname(metadata)
         if not isinstance(given, str) or not given:
-            self.account.rows.append((where, RowReason.NO_NAME, ""))
+            self.account.rows.append((where, "has no file_name", ""))
             return
         found = self._find(folder, given)
         if found not in self.pictures:
             inside = self._is_inside(os.path.normpath(os.path.join(self.root, folder, given.replace("\\", "/"))))
-            reason = RowReason.NO_PICTURE if found else RowReason.MISSING if inside else RowReason.OUTSIDE
+            if found:
+                reason = "names a file that is not read as a picture"
+            else:
+                reason = "named in the metadata, but missing" if inside else "outside the folder"
             self.account.rows.append((where, reason, given))
             return
         picture, captions = self.pictures[found], row.get(column)
@@ -203,7 +206,7 @@ def _is_nearly_metadata(base: str) -> bool:
     return known or bool(difflib.get_close_matches(base.lower(), METADATA, 1, NEARLY))
 
 
-def _json_rows(text: str, refuse: Callable[[int, RowReason], None]) -> Iterator[tuple[int, dict]]:
+def _json_rows(text: str, refuse: Callable[[int, str], None]) -> Iterator[tuple[int, dict]]:
     """Line number, and the object in the line. refuse: told of the lines without one.
 
     Lines end with a line feed only: json may hold the other characters that Python takes for line ends. Numbers that
@@ -218,7 +221,7 @@ def _json_rows(text: str, refuse: Callable[[int, RowReason], None]) -> Iterator[
             if isinstance(row, dict):
                 yield number, row
             else:
-                refuse(number, RowReason.NOT_JSON)
+                refuse(number, "is not a JSON object")
 
 
 def _finite(text: str) -> float | None:
@@ -226,7 +229,7 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _csv_rows(text: str, refuse: Callable[[int, RowReason, str], None]) -> Iterator[tuple[int, dict]]:
+def _csv_rows(text: str, refuse: Callable[[int, str, str], None]) -> Iterator[tuple[int, dict]]:
     """Line number, and the row that starts there. refuse: told of the lines without one; reading goes on in the next
     line, so that an open quote costs one row. Fields beyond the header are the list ``more``."""
     lines, header, at = list(io.StringIO(text, newline="")), None, 0
@@ -238,7 +241,7 @@ def _csv_rows(text: str, refuse: Callable[[int, RowReason, str], None]) -> Itera
             fields = next(reader)
             at += reader.line_num
         except csv.Error as error:
-            refuse(number, RowReason.NOT_CSV, f"{error}: is a quote left open?")
+            refuse(number, "is not valid CSV", f"{error}: is a quote left open?")
             at += 1
             continue
         if header is None:

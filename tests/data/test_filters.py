@@ -3,6 +3,7 @@ import logging
 import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 from refusing import refused
@@ -282,7 +283,7 @@ def test_the_json_members_are_read_once(shards, monkeypatch):
     assert {len(each) for each in asked} == {1} and len(asked) == 40
 
 
-@pytest.mark.parametrize("change", ["damaged", "of another shard", "rewritten"])
+@pytest.mark.parametrize("change", ["damaged", "of another shard", "impossible", "rewritten"])
 def test_kept_verdicts_are_not_believed_blindly(shards, change):
     expected = loader(shards, "score > 9").collection.counts.tolist()
     columns = sorted((shards / ".diff_dalle_index").glob("*.filter-*.npz"))
@@ -291,6 +292,11 @@ def test_kept_verdicts_are_not_believed_blindly(shards, change):
         columns[0].write_bytes(columns[0].read_bytes()[:-30])
     elif change == "of another shard":
         columns[0].write_bytes(columns[1].read_bytes())
+    elif change == "impossible":
+        with np.load(columns[0]) as file:
+            arrays = dict(file)
+        np.savez(columns[0], **{**arrays, "values": arrays["values"] + 200})
+        expected[0] = 0
     else:
         tar = (shards / "0.tar").read_bytes().replace(b'"score": 16,', b'"score": 06,')
         (shards / "0.tar").write_bytes(tar.replace(b'"score": 12,', b'"score": 2, '))

@@ -152,16 +152,6 @@ def test_the_index_goes_elsewhere_by_request_or_of_necessity(tmp_path, monkeypat
     assert not (folder / FOLDER).exists() and list(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.npz"))
 
 
-def test_damaged_shards_give_their_whole_samples_and_are_named(tmp_path, caplog):
-    data = tar_bytes([file for i in range(4) for file in sample(f"{i}", f"caption {i}", b"i" * 600)])
-    (tmp_path / "cut.tar").write_bytes(data[: 2 * 2560 + 700])  # a sample takes 2560 bytes
-    (tmp_path / "junk.tar").write_bytes(b"junk" * 300)
-    with caplog.at_level(logging.WARNING):
-        found = indexed(tmp_path)
-    assert found.counts.tolist() == [2, 0]
-    assert "cut.tar was cut" in caplog.text and "junk.tar is not a tar" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [

@@ -75,11 +75,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypat
     assert storage.read_bytes(path) == b"old"
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with refused("nowhere does not exist"):
-        storage.write_bytes(str(tmp_path / "nowhere" / "a.txt"), b"")
-
-
 def test_an_error_of_the_writer_is_passed_on_unchanged(tmp_path):
     with pytest.raises(FileNotFoundError, match="other"), storage.atomic_writer(str(tmp_path / "a")):
         os.stat("/nowhere/other")
