@@ -11,13 +11,10 @@ from torch import Tensor
 
 from ..config import InputError, named, shown, to_dict
 from .checkpoint import ROLES, Identity, save_file
-from .decoder import LISTS, PER_UPSAMPLER, DecoderConfig, check_same_embeddings
+from .decoder import PER_UPSAMPLER, DecoderConfig, check_same_embeddings
 from .decoder_stage import DecoderStage
 from .loading import open_networks
 
-_OWN = ("unets", "image_sizes", "image_size", "clip")
-#: Settings that all U-Nets of a decoder share.
-SHARED = [each.name for each in fields(DecoderConfig) if each.name not in (*LISTS, *_OWN)]
 #: Settings that all U-Nets share and training alone depends on: those of one U-Net are kept.
 TRAINING_ONLY = (
     "image_cond_drop_prob", "text_cond_drop_prob", "blur_prob", "blur_sigma", "blur_kernel_size", "vb_loss_weight",
@@ -49,6 +46,12 @@ USED_BY: dict[str, Callable[[DecoderStage], bool]] = {
     "ddim_sampling_eta": lambda stage: stage.sampler.algorithm == "ddim",
     "dynamic_thres_percentile": lambda stage: stage.guidance.thresholding == "dynamic",
 }
+
+
+def shared_names(decoder: DecoderConfig) -> list[str]:
+    """The settings that all U-Nets of a decoder share."""
+    own = {"unets", "image_sizes", "image_size", "clip", *decoder.lists()}
+    return [each.name for each in fields(decoder) if each.name not in own]
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def _check_sizes(parts: Sequence[Part]) -> None:
 def _shared(parts: Sequence[Part]) -> tuple[dict[str, Any], list[str]]:
     """The settings that all U-Nets share, each from the first U-Net that uses it, and notes on what is not kept."""
     settings, notes = {}, []
-    for name in SHARED:
+    for name in shared_names(parts[0].decoder):
         users = [part for part in parts if part.uses(name)] or list(parts[:1])
         settings[name] = getattr(users[0].decoder, name)
         for part in users[1:]:

@@ -25,11 +25,6 @@ _FOR_EACH = "; one for all U-Nets or one for each"
 _FOR_UPSAMPLERS = "; one for all upsamplers, one for each, or one for each U-Net, the first of them {}"
 #: Settings that can be lists, but that the first U-Net has not.
 PER_UPSAMPLER = ("random_crop_sizes", "use_noise_for_lowres_cond", "use_blur_for_lowres_cond")
-#: Settings that can be lists with a value for each U-Net.
-LISTS = (
-    "sample_timesteps", "loss_type", "beta_schedule", "learned_variance", "predict_x_start", "predict_v",
-    "p2_loss_weight_gamma", *PER_UPSAMPLER,
-)  # fmt: skip
 
 
 @settings
@@ -181,11 +176,25 @@ class DecoderConfig:
         """The names of the U-Nets, as trainees and in files."""
         return tuple(f"unet{i}" for i in range(len(self)))
 
+    def lists(self) -> dict[str, tuple | None]:
+        """The settings that can be lists with a value for each U-Net."""
+        return {
+            "sample_timesteps": self.sample_timesteps,
+            "loss_type": self.loss_type,
+            "beta_schedule": self.beta_schedule,
+            "learned_variance": self.learned_variance,
+            "predict_x_start": self.predict_x_start,
+            "predict_v": self.predict_v,
+            "p2_loss_weight_gamma": self.p2_loss_weight_gamma,
+            "random_crop_sizes": self.random_crop_sizes,
+            "use_noise_for_lowres_cond": self.use_noise_for_lowres_cond,
+            "use_blur_for_lowres_cond": self.use_blur_for_lowres_cond,
+        }
+
     def own(self, i: int) -> dict[str, Any]:
-        """The values of ``LISTS`` for U-Net ``i``; None for what the first has not."""
+        """The values of ``lists`` for U-Net ``i``; None for what the first has not."""
         found: dict[str, Any] = {}
-        for name in LISTS:
-            values = getattr(self, name)
+        for name, values in self.lists().items():
             if values is None:  # beta_schedule
                 values = ("linear" if 0 < i == len(self) - 1 else "cosine",)
             if name in PER_UPSAMPLER and len(values) == len(self) - 1:
@@ -299,8 +308,7 @@ class DecoderConfig:
 
     def _wrong_lists(self) -> Iterator[Fault]:
         """Lists with another number of values than there are U-Nets."""
-        for name in LISTS:
-            values = getattr(self, name)
+        for name, values in self.lists().items():
             if values is None:
                 continue
             of_upsamplers = name in PER_UPSAMPLER

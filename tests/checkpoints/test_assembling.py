@@ -8,7 +8,7 @@ import torch
 from decoder_making import TEXT_UNET, UNET, identity, make_decoder, make_network, save_decoder, save_unet
 from refusing import refused
 
-from diff_dalle.checkpoints.assembling import SHARED, TRAINING_ONLY, USED_BY, assemble
+from diff_dalle.checkpoints.assembling import TRAINING_ONLY, USED_BY, assemble, shared_names
 from diff_dalle.checkpoints.checkpoint import load_file, save_file
 from diff_dalle.checkpoints.decoder import ClipConfig, DecoderConfig
 from diff_dalle.checkpoints.loading import open_networks
@@ -120,7 +120,7 @@ def test_every_shared_setting_is_compared_or_affects_training_only(tmp_path, sav
         "unconditional": True, "dynamic_thres_percentile": 0.5, "p2_loss_weight_k": 2.0,
         "use_dynamic_thres": False, "clip_denoised": False, "clip_x_start": False,
     }  # fmt: skip
-    assert set(changed) == set(SHARED) >= {*TRAINING_ONLY, *USED_BY}
+    assert set(changed) == set(shared_names(make_decoder())) >= {*TRAINING_ONLY, *USED_BY}
     paths = [save(i, make_decoder(3, **common), f"common{i}") for i in range(3)]
     state, other = torch.load(paths[2], weights_only=True)["state"], str(tmp_path / "other.pt")
     for name, value in changed.items():
