@@ -361,5 +361,5 @@ def _part(recipe: Recipe, name: str, materials: Materials, world: World) -> Load
     if not is_train:
         seed, shuffle = EVALUATION_SEED, data.shuffle_val_test
         recipe = replace(recipe, data=replace(recipe.data, resample=False))
-    options = {"seed": seed, "shuffle": shuffle, "augment": is_train, "sources": shards}
-    return open_loader(recipe, materials.spec, world, **options)
+    options = {"spec": materials.spec, "seed": seed, "shuffle": shuffle, "augment": is_train, "sources": shards}
+    return open_loader(recipe, world, **options)

@@ -299,7 +299,7 @@ class Session:
         return (self.loaders or standard_loaders)(self)
 
     def loader(self, **options: Any) -> Loader:
-        return open_loader(self.recipe, self.spec, self.world, **options)
+        return open_loader(self.recipe, self.world, **{"spec": self.spec, **options})
 
     def identity(self) -> Identity:
         """What the run's checkpoints say about their origin: all settings except their location, without secrets."""
@@ -311,11 +311,10 @@ class Session:
         return Identity(settings.kind, config, tokenizer.identity, vocabulary)
 
 
-def open_loader(recipe: Recipe, spec: SampleSpec, world: World, **options: Any) -> Loader:
+def open_loader(recipe: Recipe, world: World, **options: Any) -> Loader:
     """Samples of ``recipe.data``; options: of ``Loader``, in place of the run's."""
     share = {"batch_size": recipe.training.batch_size, "rank": world.slot, "world_size": world.size}
-    own = {"spec": spec, "device": world.device, "world": world, **share}
-    return Loader(recipe.data, **{**own, **options})
+    return Loader(recipe.data, **{"device": world.device, "world": world, **share, **options})
 
 
 def standard_loaders(session: Session) -> tuple[Loader, Loader | None]:
