@@ -174,7 +174,7 @@ def test_what_is_not_meant_is_refused(tmp_path):
         ({}, "bad.safetensors is damaged or no safetensors file: .*header too small"),
         ({"weights": (str(tmp_path / "none.safetensors"),)}, "none.safetensors does not exist"),
         ({"model_version": "9B"}, "model_version is '9B', but must be one of released"),
-        ({"out": ""}, "--out is required"),
+        ({"out": ""}, "out is required: the file to write"),
         ({"out": bad.weights[0]}, "bad.safetensors exists already"),
     ):
         with pytest.raises(InputError, match=message):
