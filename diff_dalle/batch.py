@@ -9,15 +9,42 @@ import torch
 from torch import Tensor
 
 from .config import InputError, named
-from .randomness import sent
 
 SELF_COND = "self_cond"  # in ``Conditioning.extra``: [N, C, H, W], the x_start predicted before (Chen et al. 2022)
+ALIGNED = 16  # bytes, of which the places of tensors in a common buffer are multiples
+PACKED = ("cuda", "meta")  # devices to which they are copied together
 CONTROL_HINT = "control_hint"  # in ``Conditioning.extra``: what a ControlNet made of ``control``, once for all steps
 
 
 def moved(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
-    """The tensors on a device, as ``sent``."""
-    return {name: sent(value, torch.device(device)) for name, value in tensors.items()}
+    """The tensors on a device. To a GPU, those of the CPU go in one copy, which is not waited for."""
+    device = torch.device(device)
+    names = [name for name, value in tensors.items() if value.device.type == "cpu"] if device.type in PACKED else []
+    found = {name: value.to(device) for name, value in tensors.items() if name not in names}
+    if names:
+        values = [tensors[name] for name in names]
+        there = packed(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        found |= dict(zip(names, unpacked(there, values), strict=True))
+    return {name: found[name] for name in tensors}
+
+
+def packed(values: Sequence[Tensor], pin_memory: bool = False) -> Tensor:
+    """The bytes of tensors of any types, uint8 [n]."""
+    buffer = torch.empty(sum(map(_place, values)), dtype=torch.uint8, pin_memory=pin_memory)
+    for place, value in zip(unpacked(buffer, values), values, strict=True):
+        place.copy_(value)
+    return buffer
+
+
+def unpacked(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of the shapes and types of ``like``, in the memory of what ``packed`` makes of such ones."""
+    places = zip(buffer.split(list(map(_place, like))), like, strict=True)
+    return [place[: value.nbytes].view(value.dtype).view(value.shape) for place, value in places]
+
+
+def _place(value: Tensor) -> int:
+    """The bytes of a tensor and the gap after it."""
+    return -(-value.nbytes // ALIGNED) * ALIGNED
 
 
 @dataclass(frozen=True)

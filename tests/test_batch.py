@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from diff_dalle.batch import Batch, Conditioning, moved
+from diff_dalle.batch import Batch, Conditioning, moved, packed, unpacked
 from diff_dalle.config import InputError
 
 
@@ -79,6 +79,21 @@ def test_extra_conditions_travel_with_the_others():
     joined = Conditioning.concat(cond.split(1))
     assert torch.equal(joined.extra["clip_tokens"], cond.extra["clip_tokens"])
     assert cond.to("meta").extra["clip_tokens"].device.type == "meta"
+
+
+def test_tensors_of_any_types_share_a_buffer_and_come_back():
+    values = [
+        torch.tensor([True, False, True]),
+        torch.randn(3, 5)[:, ::2],
+        torch.tensor(2**40),
+        torch.zeros(0, 4),
+        torch.randn(7, dtype=torch.float64).half(),
+    ]
+    buffer = packed(values)
+    assert buffer.dtype == torch.uint8 and len(buffer) < sum(value.nbytes + 16 for value in values)
+    for found, value in zip(unpacked(buffer, values), values, strict=True):
+        assert found.dtype == value.dtype and torch.equal(found, value)
+        assert found.data_ptr() % 8 == 0 or not found.numel()
 
 
 def test_moved_tensors_keep_their_names_shapes_and_types():
