@@ -1,4 +1,4 @@
-"""Stage B: a latent U-Net that makes stage A's latents from a semantic map and pooled text."""
+"""Stages B and C: stage C makes semantic latents of text, stage B makes stage A's latents from these and pooled text."""
 
 from __future__ import annotations
 
