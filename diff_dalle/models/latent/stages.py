@@ -1,4 +1,4 @@
-"""Stages B and C: stage C makes semantic latents of text, stage B makes stage A's latents from these and pooled text."""
+"""Stages B and C: C makes semantic latents of text, and B makes stage A's latents from these and pooled text."""
 
 from __future__ import annotations
 
