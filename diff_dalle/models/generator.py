@@ -1,4 +1,5 @@
-"""The generator: a text encoder and a denoiser, trained jointly."""
+"""The generator: a text encoder and a denoiser, trained jointly. As an upsampler it sees the low-resolution image, its
+noise level and its blur (Saharia et al. 2022)."""
 
 from __future__ import annotations
 

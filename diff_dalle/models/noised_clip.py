@@ -1,4 +1,5 @@
-"""Noised CLIP: the similarity of a noisy image and a caption at every noise level."""
+"""Classifiers of noised images: a noised CLIP, the similarity of an image and a caption at every noise level, and one
+of classes (Dhariwal & Nichol 2021, §4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Norms with fp32 statistics and weights that return their input's dtype and layout."""
+"""Norms with fp32 statistics and weights that return their input's dtype and layout, and a batch norm that gives a
+sample the same result in any batch, micro-batch and process."""
 
 from __future__ import annotations
 

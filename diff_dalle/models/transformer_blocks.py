@@ -2,6 +2,9 @@
 
 Tokens are [N, T + S, C]: T of the image, then S of the text. Every block's modulation is a common part, from the
 embedding of timestep and conditions, plus a table of its own (Chen et al. 2023, PixArt-α, adaLN-single).
+
+The functions of tokens at the end each keep their input, in its own dtype, and compute the rest again in the backward
+pass. Statistics are fp32. Under torch.compile the plain formulas run, which the compiler fuses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""ControlNets (Zhang et al. 2023): networks that steer a frozen denoiser by a control, such as a picture's edges."""
+"""ControlNets (Zhang et al. 2023): networks that steer a frozen denoiser by a control, such as a picture's edges.
+
+That of a pixel generator is a trainable copy of its U-Net's encoder, or of the first half of its transformer's blocks
+(Chen et al. 2024, PixArt-δ).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Convolutional blocks of the decoder's U-Nets. Feature maps are [N, C, H, W] in channels-last layout."""
+"""Blocks of the decoder's U-Nets: convolutions, and attention to condition tokens and over positions.
+
+Feature maps are [N, C, H, W] in channels-last layout. All layers of attention map tokens [N, T, width] to tokens and
+normalize input and output; most have a learned null key and value, to which a query can attend when nothing else fits.
+"""
 
 from __future__ import annotations
 

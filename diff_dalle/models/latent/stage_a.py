@@ -1,4 +1,5 @@
-"""Stage A: an autoencoder whose latents have a quarter of the resolution (after the VQGAN of Rampas et al. 2022)."""
+"""Stage A: an autoencoder whose latents have a quarter of the resolution (after the VQGAN of Rampas et al. 2022), and
+its codebook (van den Oord et al. 2017), whose entries are revived when they are not used."""
 
 from __future__ import annotations
 

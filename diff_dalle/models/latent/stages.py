@@ -1,4 +1,4 @@
-"""Stage B: a latent U-Net that makes stage A's latents from a semantic map and pooled text."""
+"""Stages B and C: C makes semantic latents of text, and B makes stage A's latents from these and pooled text."""
 
 from __future__ import annotations
 
