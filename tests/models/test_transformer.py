@@ -18,10 +18,10 @@ from refusing import refused
 from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
-from diff_dalle.models.cost import count_flops
+from diff_dalle.models.cost import count_flops, peak_bytes
 from diff_dalle.models.generator import Generator, GeneratorConfig
 from diff_dalle.models.text_encoder import TextEncoderConfig
-from diff_dalle.models.transformer import Transformer
+from diff_dalle.models.transformer import DenoiserConfig, Transformer
 from diff_dalle.models.unet import UNet, UNetConfig
 from diff_dalle.models.units import parts_of
 
@@ -177,3 +177,12 @@ def test_norms_and_modulation_stay_in_full_precision():
         )
         assert (id(parameter) in spared) == (expected or "text_emb" in name), name
     assert len(parts.blocks) == 3 + TEXT.enc_depth
+
+
+def test_activation_checkpointing_saves_memory():
+    def peak(use_checkpoint):
+        config = DenoiserConfig(64, 64, network="transformer", patch_size=4, depth=12, use_checkpoint=use_checkpoint)
+        with torch.device("meta"):
+            return peak_bytes(Transformer(config), lambda network: network(torch.empty(2, 3, 64, 64), torch.empty(2)))
+
+    assert peak(True) <= 0.4 * peak(False)

@@ -178,6 +178,8 @@ class DecoderUnet(nn.Module):
         learned_variance: bool = False,
     ):
         super().__init__()
+        if low_res_level and not low_res:
+            raise InputError("low_res_level is the noise level of low_res, which this U-Net does not have")
         self.config, self.low_res, self.self_conditioned = config, low_res, config.self_cond
         build, stages, first = _Builder(config), config.stages, config.stages[0]
         self.conditions = Conditions(config, image_embedding, low_res_level, attended=len(stages) > 1)

@@ -318,3 +318,8 @@ def test_image_sizes_that_the_stages_do_not_divide_are_refused(efficient, diviso
     with refused(f"image size is {divisor + 2}×{divisor}, but must be a multiple of {divisor}"):
         run(network, decoder_conditions(), size=(divisor, divisor + 2))
     assert run(network, decoder_conditions(), size=(divisor, 2 * divisor)).shape == (3, 3, divisor, 2 * divisor)
+
+
+def test_impossible_conditions_are_refused():
+    with refused("low_res_level is the noise level of low_res"):
+        DecoderUnet(TINY, low_res_level=True)
