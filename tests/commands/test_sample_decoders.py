@@ -14,7 +14,7 @@ import diff_dalle
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.commands.sample_inputs import read_request
+from diff_dalle.commands.sample_inputs import read_embeddings, read_request
 from diff_dalle.commands.sample_outputs import beside, write_results
 from diff_dalle.config import InputError
 from diff_dalle.embeddings.clip import load_clip
@@ -86,6 +86,15 @@ def test_mixtures_and_interpolations_are_requested(pictures):
 def test_impossible_flags_are_refused(flags, message):
     with pytest.raises(InputError, match=message):
         request(flags)
+
+
+def test_a_file_of_embeddings_is_whole(tmp_path):
+    path = tmp_path / "embeddings.npy"
+    np.save(path, np.ones((2, 3), np.float32))
+    assert read_embeddings(str(path)).tolist() == [[1.0] * 3] * 2
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(InputError, match=r"is a \.npy file of 20 bytes, not 24, but embeddings must be"):
+        read_embeddings(str(path))
 
 
 # -------------------------------------------------------------------------------------------------------------- outputs
