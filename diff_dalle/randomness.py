@@ -118,12 +118,6 @@ def normal_pairs(bits: Tensor) -> Tensor:
     return pairs.flatten(1)
 
 
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """Values on a device. A GPU is not waited for."""
-    pinned = values.pin_memory() if device.type == "cuda" and values.device.type == "cpu" else values  # else it waits
-    return pinned.to(device, non_blocking=device.type in ("cuda", "meta"))
-
-
 class Draw:
     """Every random number of a batch of samples.
 
@@ -145,8 +139,9 @@ class Draw:
         return self.moved(self.index)
 
     def moved(self, values: Tensor) -> Tensor:
-        """Values on the device, as ``sent``."""
-        return sent(values, self.device)
+        """Values of the CPU on the device, which is not waited for."""
+        pinned = values.pin_memory() if self.device.type == "cuda" else values  # a copy from other memory waits
+        return pinned.to(self.device, non_blocking=True)
 
     @functools.cached_property
     def _mixed(self) -> Tensor:

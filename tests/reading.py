@@ -155,11 +155,25 @@ class Reading:
         held = frozenset().union(*kinds)
         if isinstance(node.func, ast.Name):
             name = node.func.id
+            if name == "translated":  # reads what the class of its first argument declares
+                declared = {
+                    each for owner in self._kinds(node) for base in self.lineage(owner) for each in self._names(base)
+                }
+                self.found |= {(base, each) for owner in kinds[1] for base in self.lineage(owner) for each in declared}
             if name in self.classes:
                 return frozenset([name])
-            made = frozenset(each.id for each in node.args if isinstance(each, ast.Name) and each.id in self.classes)
-            return made | self.functions[name] or local.get(name, NONE) | held  # parse(SampleRun); zip, replace, …
+            return (
+                self._kinds(node) | self.functions[name] or local.get(name, NONE) | held
+            )  # parse(SampleRun); zip, replace, …
         if isinstance(node.func, ast.Attribute):
             result = self._type(node.func, local) | self.functions.get(node.func.attr, NONE)
             return result | self._type(node.func.value, local)  # values(), items(), build()
         return self._type(node.func, local) | held
+
+    def _kinds(self, node: ast.Call) -> Types:
+        """The package's classes among the arguments."""
+        return frozenset(each.id for each in node.args if isinstance(each, ast.Name) and each.id in self.classes)
+
+    def _names(self, kind: str) -> set[str]:
+        """The attributes that a class declares itself."""
+        return {name for owner, name in self.attributes if owner == kind}

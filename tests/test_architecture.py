@@ -229,6 +229,7 @@ READ_BY_NAME = {
     "ExpectedClassifier": "",
     "ShapesConfig": "say_",
     "CascadeRun": "model_version",
+    "NetworkLora": "model_path",
     "LatentCascadeConfig": "",
     "UpsamplersConfig": "",
     "Wish": "",

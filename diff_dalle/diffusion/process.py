@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..batch import moved
 from ..config import InputError
-from ..randomness import sent
 from .parametrization import ModelMeanType, ModelVarType
 from .samplers import Denoise, Model, Prediction
 
@@ -90,7 +90,7 @@ class Process:
         self.xstart_from_xprev = 1.0 / self.posterior_mean_coef1
         self.xstart_from_xprev_x = self.posterior_mean_coef2 / self.posterior_mean_coef1
 
-        self._on_device: dict[tuple[str, torch.device], Tensor] = {}
+        self._on_device: dict[torch.device, dict[str, Tensor]] = {}
 
     @property
     def snr(self) -> np.ndarray:
@@ -127,10 +127,11 @@ class Process:
 
     def _table(self, table: str, device: torch.device) -> Tensor:
         """A table's copy on a device, cached: [T] float32, or int64 of integers."""
-        if (table, device) not in self._on_device:
-            values = torch.tensor(getattr(self, table))
-            self._on_device[table, device] = sent(values.float() if values.is_floating_point() else values, device)
-        return self._on_device[table, device]
+        if device not in self._on_device:
+            tables = {name: torch.tensor(v) for name, v in vars(self).items() if isinstance(v, np.ndarray | list)}
+            narrow = {name: values.float() if values.is_floating_point() else values for name, values in tables.items()}
+            self._on_device[device] = moved(narrow, device)
+        return self._on_device[device][table]
 
     def q_mean_variance(self, x_start: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, variance and log-variance of q(x_t | x_start), each of x_start's shape."""

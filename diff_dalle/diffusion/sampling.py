@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..batch import SELF_COND, Conditioning
+from ..batch import SELF_COND, Conditioning, moved
 from ..config import Fault, InputError, faults_of, named, option, section, settings
 from ..config.bounds import MAX_BATCH, MAX_STEPS
 from ..images.signal import Signal
@@ -270,8 +270,16 @@ def sample_steps(
         process, edit = shortened(process, edit.strength), edit.to(device)
     encode_text = cast("Callable[[Conditioning], Conditioning]", generator.encode_text)
     draw = seeds_draw(seeds, batch.stage, device)
-    cond = encode_text(batch.cond.to(device))
-    null = None if batch.null is None else encode_text(batch.null.to(device))
+    given = {"cond": batch.cond, "null": batch.null or Conditioning()}
+    names = {f"{part} {name}": value for part, each in given.items() for name, value in each.present().items()}
+    there = moved({"seeds": draw.index, **names}, device)  # in one copy
+    draw.positions = there.pop("seeds")
+
+    def encoded(part: str) -> Conditioning:
+        values = {name.removeprefix(f"{part} "): value for name, value in there.items() if name.startswith(f"{part} ")}
+        return encode_text(Conditioning.of(values))
+
+    cond, null = encoded("cond"), None if batch.null is None else encoded("null")
     if edit is not None and edit.seen:
         cond, null = replace(cond, known=edit.known), null and replace(null, known=edit.known)
 

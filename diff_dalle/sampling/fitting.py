@@ -172,9 +172,7 @@ def check_job(stage: Stage, job: StageJob) -> None:
                 f"({stage.never_dropped}), so it has nothing to guide by: set it to 1"
             )
     if (scale := settings.guidance.perturbed_attention_scale) and not stage.unet.has_self_attention:
-        raise InputError(
-            f"perturbed_attention_scale is {scale:g}, but this network has no stage-attention: set it to 0"
-        )
+        raise InputError(f"perturbed_attention_scale is {scale:g}, but this network has no self-attention: set it to 0")
     thresholding(settings.guidance, stage.signal.value_range)
     process = stage.process(settings)
     if stage.steering and request.control:

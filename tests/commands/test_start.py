@@ -92,7 +92,6 @@ def test_settings_need_no_torch(run):
         "distributed.sharding_config",
         "worlds.shapes.scenes",
         "text.tokenizer",
-        "training.optim_config",
         "training.settings",
     )
     done = run("-c", "".join(f"import diff_dalle.{module}\n" for module in modules))
