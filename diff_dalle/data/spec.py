@@ -6,6 +6,7 @@ object, a function at module level, a ``functools.partial`` of one, but no lambd
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from ..config import InputError
 from ..images.decode import BrokenSample, Size
 from ..images.transforms import Window
-from .arrays import Grid, Shape, read_embedding
+from .arrays import KINDS, Grid, Shape, read_embedding
 from .captions import caption_kind
 from .filters import Filter
 from .shard_table import IMAGE
@@ -119,6 +120,18 @@ class EmbeddingSpec:
     grid: Grid | None = None
     stored: bool = False
 
+    def __post_init__(self):
+        if self.width < 1 or self.length < 0:
+            raise InputError(
+                f"the width of an embedding is {self.width} and its length {self.length}, but they must be at least 1 "
+                "and 0"
+            )
+        if isinstance(self.source, str) and not re.fullmatch(rf"([^./]+\.)*({'|'.join(KINDS)})", self.member):
+            raise InputError(
+                f"the source of an embedding is {self.source!r}, but must be the extension of a member, such as npy, "
+                "img_emb.npy or safetensors, or a Sidecar"
+            )
+
     @property
     def member(self) -> str:
         """The kind of the member that holds it; "" = a sidecar does."""
@@ -209,7 +222,7 @@ class SampleSpec:
 
     control:     of an image that is read.
 
-    Raises InputError for a spec that fills a field twice.
+    Raises InputError for a spec that fills a field twice, or has two filters of one name.
     """
 
     image: ImageSpec | None = None
@@ -222,8 +235,9 @@ class SampleSpec:
     def __post_init__(self):
         filled = [name for caption in self.read_captions for name in caption.fields]
         filled += [name for embedding in self.embeddings for name in embedding.fields]
-        if twice := {name for name in filled if filled.count(name) > 1}:
-            raise InputError(f"the fields of a sample must have different names, but {min(twice)} occurs twice")
+        for names, what in ((filled, "fields"), ([each.name for each in self.filters], "filters")):
+            if twice := {name for name in names if names.count(name) > 1}:
+                raise InputError(f"the {what} of a sample must have different names, but {min(twice)} occurs twice")
         shapes = {(each.source, each.shape) for each in self.embeddings if isinstance(each.source, Sidecar)}
         if len(shapes) > len(self.sidecars):
             raise InputError("the embeddings of one Sidecar have one width and length, but the spec gives two")

@@ -335,6 +335,12 @@ def test_every_tensor_of_a_chunk_is_pinned(rich, monkeypatch):
             )
             for two in (EmbeddingSpec(9, SIDECAR, "b"), EmbeddingSpec(8, SIDECAR, "b", length=3))
         ),
+        (
+            lambda: SampleSpec(IMAGES, filters=(JsonFilter("a", ("x",), bool), JsonFilter("a", ("y",), bool))),
+            "filters of a sample .* a occurs twice",
+        ),
+        (lambda: EmbeddingSpec(0, "npy"), "width of an embedding is 0"),
+        (lambda: EmbeddingSpec(8, ".npy"), "source of an embedding is '.npy'"),
     ],
 )
 def test_impossible_specs_are_refused(make, message):
