@@ -70,6 +70,15 @@ def answered(silent, uploads):
     return silent.files, later.files
 
 
+def test_what_an_earlier_session_has_left_is_sent_at_once(tmp_path, service):
+    (tmp_path / "waiting").mkdir()
+    (tmp_path / "waiting" / "a").write_bytes(b"one")
+    uploads = Uploads(str(tmp_path), service.put, "the service")
+    assert service.asked.wait(20)
+    finish(uploads)
+    assert service.files == {"a": b"one"}
+
+
 def test_files_arrive_and_leave_nothing_behind(tmp_path, service, uploads):
     uploads.add("a/b.pth", write(b"one"))
     uploads.add("c.pth", write(b"two"))
