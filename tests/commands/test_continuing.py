@@ -236,6 +236,7 @@ FREE = {
         {"lr", "wd", "warmup_steps", "cosine_decay_max_steps", "max_grad_norm"},
         {"lr", "warmup_updates", "weight_decay", "lr_anneal", "grad_clip", "adam_beta2"},
     ),
+    "previews": ({"sample_interval", "guidance_scale", "sampler"}, set(), {"guidance_scale"}),
     "limits": ({"iterations", "samples", "hours"}, {"epochs", "epoch_samples", "hours"}, {"updates", "hours"}),
     "logging and saving": (
         {"log_interval", "save_interval", "trackers", "keep_checkpoints"},
