@@ -1,5 +1,6 @@
 """Shards that change while they are in use, are lost, or are broken."""
 
+import logging
 import os
 import shutil
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from file_server import serving
 from refusing import refused
-from shard_making import Letters, captions_of, load, make_shards
+from shard_making import Letters, captions_of, load, make_shards, sample, take, tar_bytes
 
 from diff_dalle import storage
 from diff_dalle.data import shards as shards_module
@@ -126,6 +127,19 @@ def test_a_server_that_stays_away_ends_the_run_with_the_reason(tmp_path):
 
 def counter(counts=(30, 70), **options) -> BrokenSamples:
     return BrokenSamples(np.array(counts), 0.02, lambda shard, member: f"{shard}:{member}", **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluations_and_epochs_count_no_sample_again(tmp_path, workers, caplog):
+    files = [file for i in range(40) for file in sample(f"{i:04d}", " " if i == 7 else f"caption {i}")]
+    (tmp_path / "a.tar").write_bytes(tar_bytes(files))
+    data = loader(tmp_path, num_workers=workers, max_broken=0.03, shuffle=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            for _ in data.batches_at([range(40)] * 3):
+                pass
+    assert data.broken == 1 and data.seen == 360 and caplog.text.count("0007: its caption is empty") == 1
+    assert len(take(data, 0, 30)) == 30
 
 
 def test_each_sample_is_counted_once(caplog):

@@ -130,6 +130,16 @@ def test_the_index_is_used_while_it_is_current(tmp_path, monkeypatch):
     assert "00000.tar" in walks()
 
 
+def test_damaged_shards_give_their_whole_samples_and_are_named(tmp_path, caplog):
+    data = tar_bytes([file for i in range(4) for file in sample(f"{i}", f"caption {i}", b"i" * 600)])
+    (tmp_path / "cut.tar").write_bytes(data[: 2 * 2560 + 700])  # a sample takes 2560 bytes
+    (tmp_path / "junk.tar").write_bytes(b"junk" * 300)
+    with caplog.at_level(logging.WARNING):
+        found = indexed(tmp_path)
+    assert found.counts.tolist() == [2, 0]
+    assert "cut.tar was cut" in caplog.text and "junk.tar is not a tar" in caplog.text
+
+
 def test_a_shard_that_changes_while_in_use_is_noticed(tmp_path):
     make_shards(tmp_path, [2, 3])
     first = indexed(tmp_path)

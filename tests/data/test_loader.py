@@ -208,6 +208,13 @@ class Wrong(Letters):
         raise KeyError("a bug in the tokenizer")
 
 
+def test_more_workers_and_processes_than_shards(tmp_path):
+    folder = make_shards(tmp_path, [3])
+    batches = [take(loader(folder, num_workers=2, batch_size=1, rank=r, world_size=4), 0, 3) for r in range(4)]
+    together = [captions_of(batches[p % 4][p // 4])[0] for p in range(12)]
+    assert all(len(set(together[i : i + 3])) == 3 for i in range(0, 12, 3))
+
+
 def test_a_bug_in_a_worker_is_passed_on(shards):
     with pytest.raises(KeyError, match="a bug in the tokenizer"):
         take(loader(shards, spec_of(tokenize=Wrong()), num_workers=2), 0, 1)

@@ -122,6 +122,20 @@ def test_a_wait_for_workers_ends_when_the_run_is_to_stop(shards):
 
 
 @POSIX
+def test_a_signal_reaches_the_thread_that_waits(shards):
+    """A handler of Python's runs between two instructions, so the wait must not be one long instruction."""
+    received = []
+    previous = signal.signal(signal.SIGUSR1, lambda *_: received.append(len(received)))
+    try:
+        with new_processes() as started:
+            batches = loader(shards, Asleep(), data_timeout=10).batches(0, lambda: bool(started() and received))
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            assert next(batches, None) is None
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+@POSIX
 def test_a_worker_that_dies_disturbs_nothing_until_its_chunk_is_needed(shards):
     """Not a checkpoint that is being written, for one."""
     with new_processes() as started:
