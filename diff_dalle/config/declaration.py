@@ -84,7 +84,6 @@ def section(
     was: Sequence[str] = (),
     flags: bool = True,
     needs: Sequence[str] = (),
-    free: bool = False,
     called: Mapping[str, str] | None = None,
 ) -> Any:
     """A nested dataclass with its own defaults; its docstring's first line is the title in ``--help``.
@@ -94,11 +93,9 @@ def section(
     was:    earlier names, still accepted in files and checkpoints.
     flags:  False = its settings have no flags, but are set in a file or by ``--set``.
     needs:  what all its settings need, besides what each of them needs itself; see ``option``.
-    free:   of all its settings; see ``option``.
     called: names of flags, after the prefix, of settings whose own would mean something else in the command.
     """
-    metadata = {"prefix": prefix, "was": tuple(was), "flags": flags, "needs": _all(needs), "free": free}
-    metadata["called"] = called
+    metadata = {"prefix": prefix, "was": tuple(was), "flags": flags, "needs": _all(needs), "called": called}
     return dataclasses.field(default_factory=config_class, metadata=metadata)
 
 
@@ -265,7 +262,6 @@ class Section:
     was: tuple[str, ...] = ()
     flags: bool = True
     needs: Needs = ()
-    free: bool = False
     called: Mapping[str, str] | None = None
 
 
@@ -306,7 +302,6 @@ def leaves(config_class) -> Iterator[Leaf]:
                 prefix=member.prefix + leaf.prefix,
                 in_file=leaf.in_file or not member.flags,
                 needs=member.needs + leaf.needs,
-                free=leaf.free or member.free,
                 called=called,
             )
 

@@ -191,10 +191,8 @@ class PreviewConfig:
         most=MAX_BATCH,
     )
     preview_share: float | None = preview_share_option(needs=("sample_interval",))
-    sampler: SamplerConfig = section(
-        SamplerConfig, needs=("sample_interval",), free=True, called={"steps": "preview_steps"}
-    )
-    guidance: GuidanceConfig = section(GuidanceConfig, free=True)
+    sampler: SamplerConfig = section(SamplerConfig, needs=("sample_interval",), called={"steps": "preview_steps"})
+    guidance: GuidanceConfig = section(GuidanceConfig)
 
     def faults(self) -> Iterator[Fault]:
         if self.preview_samples < 1:

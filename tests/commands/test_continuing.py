@@ -236,7 +236,6 @@ FREE = {
         {"lr", "wd", "warmup_steps", "cosine_decay_max_steps", "max_grad_norm"},
         {"lr", "warmup_updates", "weight_decay", "lr_anneal", "grad_clip", "adam_beta2"},
     ),
-    "previews": ({"sample_interval", "guidance_scale", "sampler"}, set(), {"guidance_scale"}),
     "limits": ({"iterations", "samples", "hours"}, {"epochs", "epoch_samples", "hours"}, {"updates", "hours"}),
     "logging and saving": (
         {"log_interval", "save_interval", "trackers", "keep_checkpoints"},
@@ -258,6 +257,11 @@ def test_the_rule_is_the_same_for_all_systems(system, run_class):
     for names in FREE.values():
         assert names[system] <= free - fixed
     assert FIXED[system] <= fixed
+
+
+def test_all_settings_of_previews_are_free():
+    previews = [leaf for leaf in leaves(GeneratorRun) if leaf.path[0] == "preview"]
+    assert len(previews) > 10 and all(leaf.free for leaf in previews)
 
 
 def test_a_classifier_has_the_rule_of_a_generator():
