@@ -120,7 +120,7 @@ def values_on(argv: Sequence[str], flags: Collection[str]) -> list[str]:
     """The values of flags on a command line, as ``--flag VALUE`` or ``--flag=VALUE``."""
     parts = [word.split("=", 1) if word.startswith("--") else [word] for word in argv]
     words = itertools.pairwise(itertools.chain(*parts))
-    return [value for flag, value in words if flag in flags]
+    return [value for flag, value in words if flag in flags and value]
 
 
 def sources_on(argv: Sequence[str]) -> list[Source]:

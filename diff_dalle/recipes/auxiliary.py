@@ -16,21 +16,9 @@ from ..distributed.world import World
 from ..embeddings.contract import weights_digest
 from ..embeddings.patches import PatchEncoder, open_encoder
 from ..evaluation.pretrained import LEAST_SIZES, Lpips
-from ..tasks.auxiliary import (
-    ENCODER,
-    FEATURES,
-    NETWORK,
-    Alignment,
-    AlignmentConfig,
-    Distance,
-    Perceptual,
-    PerceptualConfig,
-    feature_distance,
-    find_block,
-    make_projector,
-    tokens_of,
-)
+from ..tasks.alignment import ENCODER, Alignment, AlignmentConfig, find_block, make_projector, tokens_of
 from ..tasks.denoising import DenoisingTask
+from ..tasks.perceptual import FEATURES, NETWORK, Distance, Perceptual, PerceptualConfig, feature_distance
 from ..training.settings import TrainingConfig
 from .recipe import Session, check_same
 

@@ -22,8 +22,9 @@ from ..images.control_filters.table import ControlConfig
 from ..images.signal import to_uint8
 from ..models.adapters.controlnet import ControlNet, UnetControlConfig
 from ..models.generator import GeneratorConfig
-from ..tasks.auxiliary import AlignmentConfig, PerceptualConfig
+from ..tasks.alignment import AlignmentConfig
 from ..tasks.control import BASE, ControlledDenoisingTask, control_of, pictures_of
+from ..tasks.perceptual import PerceptualConfig
 from ..tasks.previews import Previews
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..training.settings import chosen_task

@@ -23,8 +23,9 @@ from ..distributed.world import World
 from ..images.signal import PixelSignal, Signal
 from ..images.transforms import Window
 from ..models.generator import GeneratorConfig
-from ..tasks.auxiliary import AlignmentConfig, PerceptualConfig
+from ..tasks.alignment import AlignmentConfig
 from ..tasks.denoising import DenoisingTask, UpsamplingTask
+from ..tasks.perceptual import PerceptualConfig
 from ..tasks.previews import Previews
 from ..text.tokenizer import Tokenizer, TokenizerConfig
 from ..tracking.trackers import TrackingConfig

@@ -25,7 +25,7 @@ from ..diffusion.losses import LOSSES, is_bound
 from ..distributed.world import World
 from ..embeddings.contract import weights_digest
 from ..models.adapters.lora import RECIPES, Adapted
-from ..tasks.auxiliary import Imitation
+from ..tasks.imitation import Imitation
 from ..tasks.latent import LatentTask
 from ..text.tokenizer import Tokenizer
 from ..text.trained_tokens import Extensible, TokenSpec, find_tokens, parse_token, tokens_option
@@ -112,20 +112,22 @@ class LoraSettings:
         open_networks(path, (kind,))  # an InputError for anything else
         own_class: Any = cls
         said = load_file(path)["config"]
-        of_network, of_run = members(find_kind(kind)), members(own_class)
-        for name, member in {**of_network, **{each: of_run[each] for each in TASK_SECTIONS if each in of_run}}.items():
+        for name, member in members(find_kind(kind)).items():
+            assert isinstance(member, Section)  # of a kind's settings
             own = completed.get(name, {})
-            if not isinstance(own, Mapping):
-                continue
-            section_class = cast(Section, member).config
-            of_base = present_form(section_class, {**said.get(name, {})})
-            completed[name] = merged = overlaid(of_base, own)
-            training = {key: value for key, value in own.items() if str(key).startswith(TRAINING_ONLY)}
-            changed = differences(overlaid(of_base, training), merged, section_class)
-            if changed and name in of_network:
-                size = ", and model_version, which stands for some" if tree.get("model_version") else ""
-                others = f"but {named(name)} says others: {', '.join(changed)}; leave these out{size}"
-                raise InputError(Fault(cls.base_setting, f"{path} says its settings itself, {others}"))
+            if isinstance(own, Mapping):
+                of_base = present_form(member.config, {**said.get(name, {})})
+                completed[name] = merged = overlaid(of_base, own)
+                training = {key: value for key, value in own.items() if str(key).startswith(TRAINING_ONLY)}
+                plain = overlaid(of_base, training)
+                if changed := differences(plain, merged, member.config):
+                    size = ", and model_version, which stands for some" if tree.get("model_version") else ""
+                    others = f"but {named(name)} says others: {', '.join(changed)}; leave these out{size}"
+                    raise InputError(Fault(cls.base_setting, f"{path} says its settings itself, {others}"))
+        for name in TASK_SECTIONS:
+            if name in said and name in members(own_class) and isinstance(completed.get(name, {}), Mapping):
+                of_base = present_form(cast(Section, members(own_class)[name]).config, said[name])
+                completed[name] = overlaid(of_base, completed.get(name, {}))
         return completed
 
     def faults(self) -> Iterator[Fault]:

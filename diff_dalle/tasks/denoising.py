@@ -19,7 +19,9 @@ from ..evaluation.fidelity import PSNR_CAP
 from ..images.control_filters.inpainting import box_or_stroke_masks
 from ..randomness import Draw
 from ..training.task import Shown
-from .auxiliary import ENCODER, PROJECTOR, Alignment, Imitation, Perceptual
+from .alignment import ENCODER, PROJECTOR, Alignment
+from .imitation import Imitation
+from .perceptual import Perceptual
 from .timesteps import QUARTILES, TimestepTask, by_quartile
 
 UNKNOWN_SHARE = 0.1  # of the samples of which an inpainting network sees nothing, so that it generates without them too

@@ -23,7 +23,7 @@ from ..models.latent.stage_a import StageA
 from ..models.latent.unet import LatentUnet
 from ..randomness import Draw, random_uniform
 from ..training.task import Meter, Shown, Task
-from .auxiliary import Imitation
+from .imitation import Imitation
 from .timesteps import QUARTILES, by_log_snr, by_quartile, plot_by_log_snr
 
 # Names of companions.

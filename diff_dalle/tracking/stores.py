@@ -133,9 +133,9 @@ class Uploads(Store):
         self._closing, self._stopping = threading.Event(), threading.Event()
         for name in _names(self.sending):
             self._return(name)
-        self._wake.set()  # for what an earlier session has left
         self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+        if _names(self.waiting):
+            self._start()
 
     def add(self, name: str, write: Write) -> None:
         """Queue a file. InputError when it cannot be written, as on a full disk."""
@@ -148,7 +148,7 @@ class Uploads(Store):
             for old in _names(self.waiting)[:-WAITING]:
                 os.remove(os.path.join(self.waiting, old))
                 self.messages.append(f"{old} was not saved to {self.place}, which has been away for too long")
-        self._wake.set()
+        self._start()
 
     def hurry(self) -> None:
         """Let ``finish`` wait only for a moment, and end repeated attempts."""
@@ -156,15 +156,18 @@ class Uploads(Store):
 
     def finish(self, note: Callable[[str], object]) -> None:
         """Send what waits, for a bounded time. What cannot be sent stays in the folder for the next session."""
-        left = [os.path.join(folder, name) for folder in (self.waiting, self.sending) for name in _names(folder)]
-        total = sum(_size(path) for path in left)
-        limit = retries.RETRY_SECONDS + retries.SILENT_SECONDS + total / BYTES_PER_SECOND
-        if left and not self._stopping.is_set():
-            note(f"Sending {quantity(len(left), 'file')} ({total:,} bytes) to {self.place}, for up to {limit:.0f} s")
-        self._closing.set()
-        self._wake.set()
-        self._wait(limit)
-        self._stopping.set()
+        if self._thread.is_alive():
+            left = [os.path.join(folder, name) for folder in (self.waiting, self.sending) for name in _names(folder)]
+            total = sum(_size(path) for path in left)
+            limit = retries.RETRY_SECONDS + retries.SILENT_SECONDS + total / BYTES_PER_SECOND
+            if left and not self._stopping.is_set():
+                note(
+                    f"Sending {quantity(len(left), 'file')} ({total:,} bytes) to {self.place}, for up to {limit:.0f} s"
+                )
+            self._closing.set()
+            self._wake.set()
+            self._wait(limit)
+            self._stopping.set()
         for text in self.collect():
             note(text)
         unsent = [*_names(self.sending), *_names(self.waiting)]
@@ -174,6 +177,11 @@ class Uploads(Store):
     def collect(self) -> list[str]:
         """What has been reported since the last call."""
         return [self.messages.popleft() for _ in range(len(self.messages))]
+
+    def _start(self) -> None:
+        if not self._thread.is_alive():
+            self._thread.start()
+        self._wake.set()
 
     def _wait(self, limit: float) -> None:
         """Until the thread ends, or ``limit`` seconds; HURRY_SECONDS from when there is no time."""

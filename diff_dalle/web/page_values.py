@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..config import Fault, FlagText, InputError, checked, from_dict, shown
+from ..config import FlagText, InputError, checked, from_dict, shown
 from ..sampling.stage_settings import BASE, KINDS, ONLY
 from .api import Service
 from .gradio_setup import keep
@@ -21,12 +22,11 @@ EDITS = {
     "Image to image": "strength",
     "Variations": "variation",
 }
-TEXTS = ("prompt", "negative_prompt")  # which may be empty
+TEXTS = ("prompt", "negative_prompt")
+WHOLE = ("label", "seed", "num_images", "steps")
+SCALES = ("guidance_scale", "classifier_scale")
 # Settings of a wish that are controls of the page: those with one of their own, and the others of each kind of stage.
-SAME = (
-    *("model", *TEXTS, "label", "seed", "num_images", "sampler", "steps", "guidance_scale"),
-    *("classifier_scale", "control_scale"),
-)
+SAME = ("model", *TEXTS, *WHOLE, "sampler", *SCALES, "control_scale")
 MORE = {kind: [flag for flag in kind.flags if flag in LEAVES and flag not in SAME] for kind in KINDS}
 # What a model must have for a control to be of use.
 _NEEDED = {
@@ -72,23 +72,42 @@ def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles
     """
     kind = EDITS.get(str(values["edit"]), "")
     files = PictureFiles.of(values["control_image"] if model.controlnet else None, values["init_image"], kind == "mask")
-    asked = {name: values[name] for name in SAME if is_used(name, model)} | {"model": model.name}
-    asked |= {name: asked[name] or "" for name in TEXTS if name in asked}
-    if "control_image" not in files.files:
-        del asked["control_scale"]
+    asked: dict[str, Any] = {"model": model.name, "sampler": values["sampler"]}
+    asked |= {name: _text(values, name) for name in TEXTS if is_used(name, model)}
+    asked |= {name: _whole(values, name) for name in WHOLE if is_used(name, model)}
+    asked |= {name: _number(values, name) for name in SCALES if is_used(name, model)}
+    if "control_image" in files.files:
+        asked["control_scale"] = _number(values, "control_scale")
     if model.loras and isinstance(values["loras"], list):
-        asked["lora"] = [f"{name}:{values['lora_factor']}" for name in values["loras"]]
+        factor = _number(values, "lora_factor")
+        asked["lora"] = [f"{name}:{factor:g}" for name in values["loras"]]
     for flag in (flag for kind in set(model.kinds) for flag in MORE[kind]):
-        text = values.get(flag)
-        if isinstance(text, str) and text.strip() and is_used(flag, model):
-            asked[flag] = checked(LEAVES[flag], FlagText(text.strip()), flag)
+        if (text := _text(values, flag)) and is_used(flag, model):
+            asked[flag] = checked(LEAVES[flag], FlagText(text), flag)
     if "init_image" in files.files and kind != "mask":
         if not kind:
             raise InputError(f"edit must be one of {', '.join(EDITS)}")
-        asked[kind] = values["amount"]
-    InputError.check(Fault(name, "is empty: enter a number") for name, value in asked.items() if value is None)
-    texts = {name: value.strip() for name, value in asked.items() if isinstance(value, str)}
-    return from_dict(Wish, asked | texts), files
+        asked[kind] = _number(values, "amount")
+    return from_dict(Wish, asked), files
+
+
+def _number(values: dict[str, Any], name: str) -> float:
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(f"{label_of(name)} is {'empty' if value is None else repr(value)[:80]}: enter a number")
+    return float(value)
+
+
+def _whole(values: dict[str, Any], name: str) -> int:
+    value = _number(values, name)
+    if value != int(value):
+        raise InputError(f"{label_of(name)} is {value:g}: enter a whole number")
+    return int(values[name])
+
+
+def _text(values: dict[str, Any], name: str) -> str:
+    value = values.get(name)
+    return value.strip() if isinstance(value, str) else ""
 
 
 def values_of(wish: dict[str, Any], has_mask: bool = False) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def _identity(logdir: str, notes: list[str]) -> tuple[str, dict[str, Any]]:
 def _rows(log: str, notes: list[str]) -> list[Row]:
     """The rows of a log by increasing step."""
     text = storage.read_bytes(log).decode("utf-8", "replace")  # a crash may leave anything
-    lines = text[: text.rfind("\n") + 1].splitlines()
+    lines = [line for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
     columns = _cells(lines.pop(0)) if log.endswith(".csv") and lines else None
     rows: list[Row] = []
     damaged = 0

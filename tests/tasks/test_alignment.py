@@ -19,18 +19,9 @@ from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.patches import PatchEncoder
 from diff_dalle.randomness import Draw
-from diff_dalle.tasks.auxiliary import (
-    ENCODER,
-    NETWORK,
-    Alignment,
-    Perceptual,
-    Projector,
-    feature_distance,
-    find_block,
-    on_grid,
-    tokens_of,
-)
+from diff_dalle.tasks.alignment import ENCODER, Alignment, Projector, find_block, on_grid, tokens_of
 from diff_dalle.tasks.denoising import DenoisingTask
+from diff_dalle.tasks.perceptual import NETWORK, Perceptual, feature_distance
 from diff_dalle.training.optim import OptimConfig
 from diff_dalle.training.trainee import Trainee
 

@@ -32,7 +32,7 @@ from diff_dalle.models.adapters.lora import Adapted
 from diff_dalle.models.dropout import Dropout
 from diff_dalle.models.generator import Generator, GeneratorConfig, LowResConfig
 from diff_dalle.randomness import Draw
-from diff_dalle.tasks import auxiliary
+from diff_dalle.tasks import imitation
 from diff_dalle.tasks.decoding import DecodingTask
 from diff_dalle.tasks.denoising import DenoisingTask, UpsamplingTask
 from diff_dalle.training.optim import OptimConfig
@@ -182,7 +182,7 @@ def watched(batch):
 )
 def test_an_update_never_waits(kind, options, monkeypatch):
     if not GPU:  # where imitation predicts fewer rows, which it counts
-        monkeypatch.setattr(auxiliary, "predicted_rows", lambda imitated: torch.arange(len(imitated)))
+        monkeypatch.setattr(imitation, "predicted_rows", lambda imitated: torch.arange(len(imitated)))
     loop, batch = make_loop(kind, **options)
     weights = [p for p in loop.trainees[0].task.parameters() if p.requires_grad]
     for _ in range(2):  # the first makes tables, the optimizer's state and, with a GPU, kernels

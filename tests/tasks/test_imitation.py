@@ -16,9 +16,9 @@ from diff_dalle.diffusion.resample import DenoisingConfig
 from diff_dalle.models.adapters.lora import Adapted
 from diff_dalle.models.text_encoder import TextEncoder, TextEncoderConfig
 from diff_dalle.randomness import Draw
-from diff_dalle.tasks import auxiliary
-from diff_dalle.tasks.auxiliary import Imitation
+from diff_dalle.tasks import imitation
 from diff_dalle.tasks.denoising import DenoisingTask
+from diff_dalle.tasks.imitation import Imitation
 from diff_dalle.tasks.latent import LatentConfig, LatentTask
 from diff_dalle.text.trained_tokens import TrainedTokens
 
@@ -109,7 +109,7 @@ def test_a_cpu_predicts_the_rows_that_are_imitated_and_other_devices_all(kind, m
     seen = []
     task.model.base.mix.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
     few = task.losses(batch, draw_of(batch))["loss"]
-    monkeypatch.setattr(auxiliary, "predicted_rows", lambda imitated: torch.arange(len(imitated)))
+    monkeypatch.setattr(imitation, "predicted_rows", lambda imitated: torch.arange(len(imitated)))
     torch.testing.assert_close(task.losses(batch, draw_of(batch))["loss"], few)
     assert seen == [int(imitated(task, batch).sum()), *[len(batch)] * 3]
 

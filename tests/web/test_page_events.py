@@ -172,9 +172,10 @@ def test_the_pictures_of_a_command_are_offered(visitor):
     [
         ({"Steps": None}, "Steps is empty: enter a number"),
         ({"Images": None}, "Images is empty: enter a number"),
-        ({"Images": 1.5}, "Images is 1.5, but must be an integer"),
+        ({"Images": 1.5}, "Images is 1.5: enter a whole number"),
+        ({"Seed": None}, "Seed is empty: enter a number"),
+        ({"Guidance_scale": "x"}, "Guidance scale (1 = off) is &#x27;x&#x27;: enter a number"),
         ({"Guidance_scale": None}, "Guidance scale (1 = off) is empty: enter a number"),
-        ({"Guidance_scale": "x"}, "Guidance scale (1 = off) is &#x27;x&#x27;, but must be a number"),
         ({"Steps": 21}, "Steps is 21, but must be a number of steps, at most 20"),
         ({"Sampler": "eulerr"}, "Sampler is &#x27;eulerr&#x27;"),
         ({"Model": "three"}, "There is no model &#x27;three&#x27;"),

@@ -94,7 +94,7 @@ def test_damaged_lines_are_counted_and_left_out(tmp_path):
 
 
 def test_damaged_rows_of_a_table_are_counted_and_left_out(tmp_path):
-    lines(tmp_path, "step,loss,lr", "1,0.5,", "2,0.4,1,7", "3,0.3", "x,1,1", "4,nan,inf", name="progress.csv")
+    lines(tmp_path, "step,loss,lr", "1,0.5,", "2,0.4,1,7", "3,0.3", "", "x,1,1", "4,nan,inf", name="progress.csv")
     run = watched(tmp_path)
     assert run.series == {"loss": [(1, 0.5), (3, 0.3)]} and run.notes[0].startswith("2 lines of ")
     lines(tmp_path, "a,b", "1,2", name="progress.csv")

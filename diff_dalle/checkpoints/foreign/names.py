@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -189,6 +190,8 @@ def take_weights(weights: Iterable[Weight], state: Mapping[str, Tensor], path: s
     """
     own: dict[str, Tensor] = {}
     left = dict.fromkeys(state)
+    weights = list(weights)
+    here, there = Counter(weight.own for weight in weights), Counter(weight.other for weight in weights)
     for weight in weights:
         left.pop(weight.other, None)
         value = state.get(weight.other) if weight.other else torch.empty(0)
@@ -200,7 +203,9 @@ def take_weights(weights: Iterable[Weight], state: Mapping[str, Tensor], path: s
             part = weight.take(value)
         except (RuntimeError, IndexError):
             part = value
-        if part.shape != weight.shape:
+        is_whole = weight.other != "" and here[weight.own] == there[weight.other] == 1
+        # take alone may accept a transposed matrix
+        if part.shape != weight.shape or (is_whole and value.shape != weight.other_shape):
             raise InputError(f"{path} has {weight.other} of shape {tuple(value.shape)}, which does not fit {whose}")
         own[weight.own] = torch.cat([own[weight.own], part]) if weight.own in own else part
     if left:

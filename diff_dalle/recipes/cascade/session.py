@@ -23,7 +23,7 @@ from ...models.latent.stage_a import StageA
 from ...tasks.latent import IMAGE_CLIP, SEMANTIC, STAGE_A, TEXT_CLIP, LatentTask
 from ...tasks.previews import LatentPreviews
 from ...text.tokenizer import Tokenizer
-from ..recipe import Recipe, Session, check_same
+from ..recipe import Recipe, Session
 from .stored import with_stored
 
 TEXT_NAME = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
@@ -79,7 +79,9 @@ def open_clip(
     InputError when that is another."""
     config = named_clip(given, outputs)
     clip = load_clip(config.make, config.model, device, outputs=outputs)
-    check_same(clip.identity, known.identity if known else "", setting, given)
+    if known and known.identity and known.identity != clip.identity:
+        rule = f"is {given}, whose weights are {clip.identity}, but the run has {known}: give that"
+        raise InputError(Fault(setting, rule))
     return clip, replace(config, identity=clip.identity)
 
 

@@ -1,10 +1,8 @@
-"""What denoising networks learn from beside their images: the features of a frozen encoder, a perceptual distance, and
-the predictions of the base of a LoRA."""
+"""Representation alignment: a network's tokens learn to say what a frozen encoder sees in the clean image."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -12,12 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..batch import Conditioning
-from ..config import Fault, InputError, named, option, settings
+from ..config import Fault, InputError, option, settings
 from ..config.bounds import MAX_SIDE, MAX_WIDTH
-from ..data.mixed import are_prior
-from ..diffusion.diffusion_config import TrainingProcess
-from ..models.adapters.lora import Adapted
 from ..models.layers import Linear, to_tokens
 from ..models.precision import autocast_disabled
 from ..randomness import Draw
@@ -174,120 +168,3 @@ def make_projector(config: AlignmentConfig, channels: int, out_channels: int, se
     """With initial weights that are a function of the seed."""
     torch.manual_seed(seed)
     return Projector(channels, config.alignment_width, out_channels)
-
-
-NETWORK = "perceptual"  # name of the companion
-FEATURES = "features"  # in place of the name of a network of LPIPS
-ON = ("perceptual_weight",)
-
-Distance = Callable[[Tensor, Tensor], Tensor]
-
-
-@settings
-class PerceptualConfig:
-    """Perceptual loss"""
-
-    perceptual_weight: float = option(
-        0.0, "weight of the perceptual distance between predicted and true image; 0 = none", least=0
-    )
-    perceptual_net: str = option(
-        FEATURES,
-        "perceptual distance: features = 1 − cosine of an encoder's patch features, as of alignment_path; else LPIPS "
-        "(Zhang et al. 2018) with that network",
-        choices=(FEATURES, "alex", "vgg", "squeeze"),
-        needs=ON,
-    )
-    perceptual_path: str = option(
-        "", "the encoder, or a file with torchvision's weights of perceptual_net", free=True, needs=ON
-    )
-    perceptual_snr: float = option(
-        0.2, "signal-to-noise ratio below which an image has no perceptual loss", needs=ON, least=0
-    )
-    perceptual_encoder: str = option(
-        "", "required identity of perceptual_path's weights; recorded by training, empty = any", needs=ON
-    )
-
-    def faults(self) -> Iterator[Fault]:
-        if self.perceptual_weight and not self.perceptual_path:
-            yield Fault("perceptual_path", f"is required with {named('perceptual_weight')}: nothing is downloaded")
-
-
-class Perceptual:
-    """The perceptual distance of the predicted x_start from the true one where the noise is low, 0 elsewhere, as
-    PixelGen (Ma et al. 2026) does it; the bound in terms of the signal-to-noise ratio and its default are ours.
-
-    denoiser: whose latest forward pass it is about.
-    distance: (true images, others) [N, C, H, W] → [N], with a gradient for the others.
-    snr:      the bound.
-    """
-
-    def __init__(self, denoiser: nn.Module, process: TrainingProcess, distance: Distance, weight: float, snr: float):
-        self.kept, self.process, self.distance = Kept(denoiser), process, distance
-        self.weight, self.snr = weight, snr
-
-    def loss(self, images: Tensor, t: Tensor) -> Tensor:
-        """[N] float32, of x_t at the times t [N]."""
-        (x_t, *_), output = self.kept.take()
-        low = self.process.log_snr(t).exp() >= self.snr
-        predicted = self.process.x_start(output, x_t, t)
-        # Where the distance does not count, predictions may be beyond all bounds, and their gradient not finite.
-        predicted = torch.where(low.view(-1, 1, 1, 1), predicted, images)
-        return torch.where(low, self.distance(images, predicted).float(), 0.0)
-
-
-def feature_distance(encoder: nn.Module) -> Distance:
-    """1 − cosine of an encoder's features at each position, mean over positions."""
-
-    def distance(images: Tensor, others: Tensor) -> Tensor:
-        with torch.no_grad():
-            wanted = encoder(images)
-        return dissimilarity(to_tokens(encoder(others)), to_tokens(wanted))
-
-    return distance
-
-
-class Imitation:
-    """The training targets of a batch of a ``MixedLoader``: those of the regularization images, and of all images whose
-    caption is dropped, are the predictions of the base at the same noise and conditions (learning without forgetting,
-    Li & Hoiem 2016, for diffusion models).
-
-    Unlike images, such targets have no noise of their own: what is not forgotten yet has no gradient. Classifier-free
-    guidance leads away from the prediction without caption, which is not to drift toward the new images.
-
-    half: samples of each kind in a global batch.
-    """
-
-    def __init__(self, network: Adapted, half: int):
-        self.network, self.half = network, half
-
-    def target(
-        self,
-        process: TrainingProcess,
-        x_start: Tensor,
-        t: Tensor,
-        cond: Conditioning,
-        noise: Tensor,
-        draw: Draw,
-    ) -> Tensor:
-        """[N, …] of x_start's shape, at the times t [N]."""
-        target = process.target(x_start, t, noise)
-        imitated = are_prior(draw.positions, self.half)
-        if cond.uncaptioned is not None:
-            imitated |= cond.uncaptioned
-        rows = predicted_rows(imitated)
-        if not len(rows):
-            return target
-        with torch.no_grad(), self.network.unadapted():
-            x_t = process.q_sample(x_start[rows], t[rows], noise[rows])
-            predicted = process.output(self.network, x_t, t[rows], {"cond": cond.select(rows)})
-        torch.clear_autocast_cache()  # in older versions it keeps weights cast without gradient
-        imitation = target.index_copy(0, rows, predicted.to(target.dtype))
-        return torch.where(imitated.view(-1, *[1] * (target.ndim - 1)), imitation, target)
-
-
-def predicted_rows(imitated: Tensor) -> Tensor:
-    """The rows whose imitation is predicted: on a CPU those that need it, elsewhere all. To count them would wait for
-    the device, and each number of rows would have its kernels chosen anew."""
-    if imitated.device.type == "cpu":
-        return imitated.nonzero()[:, 0]
-    return torch.arange(len(imitated), device=imitated.device)
