@@ -7,7 +7,6 @@ writes.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,8 +100,24 @@ def log(*args: Any, level: int = INFO) -> None:
         get_current().tracker.note(" ".join(map(str, args)))
 
 
-#: ``log`` at each level.
-debug, info, warn, error = (functools.partial(log, level=level) for level in (DEBUG, INFO, WARN, ERROR))
+def debug(*args: Any) -> None:
+    """``log`` at the level ``DEBUG``."""
+    log(*args, level=DEBUG)
+
+
+def info(*args: Any) -> None:
+    """``log`` at the level ``INFO``."""
+    log(*args, level=INFO)
+
+
+def warn(*args: Any) -> None:
+    """``log`` at the level ``WARN``."""
+    log(*args, level=WARN)
+
+
+def error(*args: Any) -> None:
+    """``log`` at the level ``ERROR``."""
+    log(*args, level=ERROR)
 
 
 def logkv(key: str, val: Any) -> None:

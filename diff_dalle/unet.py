@@ -100,18 +100,15 @@ def unet_config(
     model_channels: int,
     num_res_blocks: int,
     attention_resolutions: Sequence[int],
-    dropout: float = 0,
-    channel_mult: Sequence[float] = (1, 2, 4, 8),
-    *,
-    dims: int = 2,
+    dropout: float,
+    channel_mult: Sequence[float],
+    dims: int,
     num_classes: int | None = None,
     **others: Any,
 ) -> UNetConfig:
     """Our settings of a network.
 
-    attention_resolutions: factors of downsampling with attention, such as (4, 8) for feature maps of a quarter and an
-                           eighth of the resolution.
-    num_classes:           of a class-conditional network; None = unconditional.
+    attention_resolutions: the factors of downsampling at which it has attention.
     others:                in place of ``DEFAULTS``. TypeError for any that is not among them.
     """
     if dims != 2:
@@ -145,9 +142,11 @@ def _listed(numbers: Sequence[int]) -> str:
 class UNetModel(_Network):
     """The U-Net of Dhariwal & Nichol 2021.
 
+    attention_resolutions: factors of downsampling with attention, such as (4, 8) for feature maps of a quarter and an
+        eighth of the resolution.
     num_classes: of a class-conditional network, which is called with ``y``; None = unconditional.
     use_new_attention_order: the order of the rows of attention's projections in state dicts.
-    args, others: attention_resolutions, dropout, channel_mult and further arguments of ``unet_config``.
+    others: further arguments of ``unet_config``.
 
     Raises InputError for settings that make no network.
     """
@@ -159,7 +158,11 @@ class UNetModel(_Network):
         model_channels: int,
         out_channels: int,
         num_res_blocks: int,
-        *args: Any,
+        attention_resolutions: Sequence[int],
+        dropout: float = 0,
+        channel_mult: Sequence[float] = (1, 2, 4, 8),
+        *,
+        dims: int = 2,
         num_classes: int | None = None,
         use_fp16: bool = False,
         use_new_attention_order: bool = False,
@@ -167,7 +170,8 @@ class UNetModel(_Network):
     ):
         super().__init__()
         self.num_classes = num_classes
-        self.config = unet_config(image_size, model_channels, num_res_blocks, *args, num_classes=num_classes, **others)
+        shape = image_size, model_channels, num_res_blocks, attention_resolutions, dropout, channel_mult, dims
+        self.config = unet_config(*shape, num_classes, **others)
         self.unet = UNet(self.config, in_channels, out_channels)
         self.publish(use_new_attention_order, use_fp16)
 
@@ -204,7 +208,11 @@ class EncoderUNetModel(NoisyClassifier, _Network):
         model_channels: int,
         out_channels: int,
         num_res_blocks: int,
-        *args: Any,
+        attention_resolutions: Sequence[int],
+        dropout: float = 0,
+        channel_mult: Sequence[float] = (1, 2, 4, 8),
+        *,
+        dims: int = 2,
         use_fp16: bool = False,
         use_new_attention_order: bool = False,
         pool: str = "adaptive",
@@ -214,7 +222,8 @@ class EncoderUNetModel(NoisyClassifier, _Network):
             raise InputError(f"in_channels is {in_channels}, but classifiers see RGB images: set it to 3")
         if pool not in POOLS:
             raise InputError(f"pool is {pool!r}, but must be one of {', '.join(POOLS)}")
-        tower = unet_config(image_size, model_channels, num_res_blocks, *args, **others)
+        shape = image_size, model_channels, num_res_blocks, attention_resolutions, dropout, channel_mult, dims
+        tower = unet_config(*shape, **others)
         super().__init__(NoisyClassifierConfig(tower, out_channels, pool))
         self.publish(use_new_attention_order, use_fp16)
 

@@ -7,7 +7,6 @@ drawn.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 
@@ -125,27 +124,8 @@ class GaussianDiffusion(Process):
         """Samples [N, C, …] after all steps of ``p_sample_loop_progressive``, with the same arguments."""
         return _last(self.p_sample_loop_progressive(model, shape, *args, **kwargs))["sample"]
 
-    def p_sample_loop_progressive(self, model, shape, *args, **kwargs) -> Iterator[dict[str, Tensor]]:
-        """The result of ``p_sample`` at each step. Further arguments and their defaults:
-
-        noise=None:         x_T; None = drawn.
-        clip_denoised=True, denoised_fn=None, cond_fn=None, model_kwargs=None: as for ``p_sample``.
-        device=None:        where to draw x_T; None = the model's device.
-        progress=False:     whether to show a progress bar.
-        """
-        return self._loop(self.p_sample, model, shape, *args, **kwargs)
-
-    def ddim_sample_loop(self, model, shape, *args, **kwargs) -> Tensor:
-        """As ``p_sample_loop``, by ``ddim_sample``."""
-        return _last(self.ddim_sample_loop_progressive(model, shape, *args, **kwargs))["sample"]
-
-    def ddim_sample_loop_progressive(self, model, shape, *args, eta=0.0, **kwargs) -> Iterator[dict[str, Tensor]]:
-        """As ``p_sample_loop_progressive``, by ``ddim_sample``."""
-        return self._loop(functools.partial(self.ddim_sample, eta=eta), model, shape, *args, **kwargs)
-
-    def _loop(
+    def p_sample_loop_progressive(
         self,
-        step: Callable[..., dict[str, Tensor]],
         model,
         shape,
         noise=None,
@@ -156,6 +136,37 @@ class GaussianDiffusion(Process):
         device=None,
         progress=False,
     ) -> Iterator[dict[str, Tensor]]:
+        """The result of ``p_sample`` at each step.
+
+        noise:    x_T; None = drawn.
+        device:   where to draw it; None = the model's device.
+        progress: whether to show a progress bar.
+        """
+        arguments = (clip_denoised, denoised_fn, cond_fn, model_kwargs)
+        return self._loop(self.p_sample, model, shape, noise, device, progress, arguments)
+
+    def ddim_sample_loop(self, model, shape, *args, **kwargs) -> Tensor:
+        """As ``p_sample_loop``, by ``ddim_sample``."""
+        return _last(self.ddim_sample_loop_progressive(model, shape, *args, **kwargs))["sample"]
+
+    def ddim_sample_loop_progressive(
+        self,
+        model,
+        shape,
+        noise=None,
+        clip_denoised=True,
+        denoised_fn=None,
+        cond_fn=None,
+        model_kwargs=None,
+        device=None,
+        progress=False,
+        eta=0.0,
+    ) -> Iterator[dict[str, Tensor]]:
+        """As ``p_sample_loop_progressive``, by ``ddim_sample``."""
+        arguments = (clip_denoised, denoised_fn, cond_fn, model_kwargs, eta)
+        return self._loop(self.ddim_sample, model, shape, noise, device, progress, arguments)
+
+    def _loop(self, step, model, shape, noise, device, progress: bool, arguments: tuple) -> Iterator[dict[str, Tensor]]:
         """Calls ``step`` for t = T-1 … 0. Unlike in samplers.py, each sample has its own t, as in ``p_sample``, and
         noise comes from torch's global generator, so that a seed gives Guided-Diffusion's images."""
         device = next(model.parameters()).device if device is None else device
@@ -166,9 +177,8 @@ class GaussianDiffusion(Process):
 
             indices = tqdm(indices)
         for i in indices:
-            t = torch.full((shape[0],), i, device=device)
             with torch.no_grad():
-                out = step(model, x, t, clip_denoised, denoised_fn, cond_fn, model_kwargs)
+                out = step(model, x, torch.full((shape[0],), i, device=device), *arguments)
             yield out
             x = out["sample"]
 
@@ -286,7 +296,7 @@ class SpacedDiffusion(GaussianDiffusion):
     """
 
     def __init__(self, use_timesteps: Collection[int], **kwargs):
-        original = GaussianDiffusion(**kwargs)
+        original = Process(kwargs["betas"], kwargs["model_mean_type"], kwargs["model_var_type"])
         self.use_timesteps = set(use_timesteps)
         self.original_num_steps = original.num_timesteps
         self.timestep_map = sorted(self.use_timesteps)

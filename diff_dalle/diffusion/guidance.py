@@ -305,8 +305,11 @@ def thresholding(config: GuidanceConfig, value_range: Range | None) -> Callable[
     low, high = value_range
     if config.thresholding == "static":
         return functools.partial(torch.clamp, min=low, max=high)
-    middle, half, percentile = (low + high) / 2, (high - low) / 2, config.dynamic_percentile
-    return lambda x_start: dynamic_threshold((x_start - middle) / half, percentile) * half + middle
+    limit = functools.partial(dynamic_threshold, percentile=config.dynamic_percentile)
+    if value_range == (-1, 1):
+        return limit
+    middle, half = (low + high) / 2, (high - low) / 2
+    return lambda x_start: limit((x_start - middle) / half) * half + middle
 
 
 def guided_denoiser(

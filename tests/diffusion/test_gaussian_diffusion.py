@@ -255,3 +255,13 @@ def test_discretized_likelihood(log_scale):
     upper = torch.where(x > 0.999, torch.inf, x + 1 / 255)
     lower = torch.where(x < -0.999, -torch.inf, x - 1 / 255)
     assert_close(found, exact.cdf(upper) - exact.cdf(lower), atol=2e-3, rtol=0)
+
+
+def test_arguments_of_the_loops_may_be_given_by_position():
+    """In Guided-Diffusion's order, with eta the last."""
+    process, model, shape = make(), constant(seeded(4, 3, 4, 4, seed=6)), (4, 3, 4, 4)
+    torch.manual_seed(0)
+    by_name = process.ddim_sample_loop(model, shape, noise=NOISE, device="cpu", eta=0.5)
+    torch.manual_seed(0)
+    *_, last = process.ddim_sample_loop_progressive(model, shape, NOISE, True, None, None, None, "cpu", False, 0.5)
+    assert torch.equal(last["sample"], by_name)
