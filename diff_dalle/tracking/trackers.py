@@ -10,7 +10,8 @@ import numpy as np
 
 from .. import storage
 from ..config import Fault, named, option, redact, settings
-from .files import ConsoleTracker, CsvLog, JsonLog, SampleGrids, TensorboardTracker, TextLog
+from .console import ConsoleTracker
+from .files import CsvLog, JsonLog, SampleGrids, TensorboardTracker, TextLog
 from .loader import LoaderConfig
 from .saver import SaverConfig, check_savers, create_savers
 from .tracker import Run, Saved, Table, Tracker, import_extra

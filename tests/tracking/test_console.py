@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from diff_dalle.tracking.files import ConsoleTracker
+from diff_dalle.tracking.console import ConsoleTracker
 from diff_dalle.tracking.tracker import Run, format_table
 
 
