@@ -20,7 +20,6 @@ from ..distributed.world import World
 from ..evaluation.report import markdown_table
 from ..recipes.recipe import Recipe
 from ..text.tokenizer import Tokenizer
-from ..tracking.files import read_lines
 from ..training.flight import FILE, FlightStep, search_non_finite
 from ..training.loop import TrainLoop
 
@@ -89,7 +88,7 @@ def replay_step(config: ReplayConfig, world: World) -> str:
 def _find(path: str, step: int) -> dict[str, Any]:
     """The last record of a step, of the last step if 0."""
     try:
-        records = [json.loads(line) for line in read_lines(path)]
+        records = [json.loads(line) for line in storage.read_lines(path)]
         found = [each for each in records if not step or each["step"] == step]
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path} is damaged: {error}") from None

@@ -306,7 +306,7 @@ def thresholding(config: GuidanceConfig, value_range: Range | None) -> Callable[
     if config.thresholding == "static":
         return functools.partial(torch.clamp, min=low, max=high)
     limit = functools.partial(dynamic_threshold, percentile=config.dynamic_percentile)
-    if value_range == (-1, 1):
+    if (low, high) == (-1, 1):
         return limit
     middle, half = (low + high) / 2, (high - low) / 2
     return lambda x_start: limit((x_start - middle) / half) * half + middle

@@ -11,7 +11,6 @@ from .. import storage
 from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.record import CheckpointSet, load_record
 from ..config import InputError, differences
-from ..tracking.files import read_lines
 
 PROGRESS = "progress.jsonl"
 _FOLDERS = ("", "s3", "gs", "az")  # kinds of storage that runs are kept in
@@ -78,7 +77,7 @@ def training_hours(path: str, samples: int) -> float | None:
     """The hours of training on the first ``samples`` samples by a log of type progress.jsonl; None where it does not
     reach so far. InputError for a damaged log."""
     seconds, done = 0.0, 0
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(storage.read_lines(path), 1):
         try:
             row = json.loads(line)
             if "samples_per_second" not in row:

@@ -38,6 +38,7 @@ __all__ = [
     "FileInfo",
     "State",
     "UnavailableError",
+    "append_text",
     "atomic_writer",
     "chunks",
     "decode_text",
@@ -55,6 +56,7 @@ __all__ = [
     "open_read",
     "open_regular",
     "read_bytes",
+    "read_lines",
     "read_text",
     "reads_by_offset",
     "remove",
@@ -185,6 +187,15 @@ def read_text(path: str, limit: int | None = None) -> str:
         raise InputError(f"{path} is not a UTF-8 text file: save it as UTF-8") from None
 
 
+def read_lines(path: str) -> list[str]:
+    """The complete lines of a text file, with their line ends; none if the file does not exist.
+
+    An incomplete last line, written during a crash, is left out.
+    """
+    text = read_text(path) if exists(path) else ""
+    return text[: text.rfind("\n") + 1].splitlines(keepends=True)
+
+
 def open_read(path: str) -> BinaryIO:
     """A binary stream from the start of the file; the caller closes it."""
     with explained(path):
@@ -251,6 +262,15 @@ def write_bytes(path: str, data: bytes):
     """Write a whole file atomically, see ``atomic_writer``."""
     with atomic_writer(path) as file:
         file.write(data)
+
+
+def append_text(path: str, text: str):
+    """Append to a text file; a remote file is rewritten, since object stores cannot append."""
+    if is_remote(path):
+        write_bytes(path, ("".join(read_lines(path)) + text).encode("utf-8"))
+        return
+    with explained(path), open(local_path(path), "a", encoding="utf-8", newline="") as file:
+        file.write(text)
 
 
 def fetch_to_cache(url: str, cache_dir: str, limit_bytes: int, tag: str = "") -> str:

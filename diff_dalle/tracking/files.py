@@ -19,24 +19,6 @@ from ..images.output import png_bytes
 from .tracker import Run, Table, Tracker, format_table, import_extra
 
 
-def read_lines(path: str) -> list[str]:
-    """The complete lines of a text file, with their line ends; none if the file does not exist.
-
-    An incomplete last line, written during a crash, is left out.
-    """
-    text = storage.read_text(path) if storage.exists(path) else ""
-    return text[: text.rfind("\n") + 1].splitlines(keepends=True)
-
-
-def append(path: str, text: str) -> None:
-    """Append to a text file; a remote file is rewritten, since object stores cannot append. InputError on failure."""
-    if storage.is_remote(path):
-        storage.write_bytes(path, ("".join(read_lines(path)) + text).encode("utf-8"))
-        return
-    with storage.explained(path), open(path, "a", encoding="utf-8", newline="") as file:
-        file.write(text)
-
-
 @contextlib.contextmanager
 def _damage_named(path: str) -> Iterator[None]:
     """Turn the errors of a damaged line into an InputError."""
@@ -54,10 +36,10 @@ class TextLog(Tracker):
         self.note(f"resumed at step {run.step}" if run.step else "started")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        append(self.path, format_table({"step": step, **scalars}) + "\n")
+        storage.append_text(self.path, format_table({"step": step, **scalars}) + "\n")
 
     def note(self, text: str) -> None:
-        append(self.path, f"{datetime.now():%Y-%m-%d %H:%M:%S}  {text}\n")
+        storage.append_text(self.path, f"{datetime.now():%Y-%m-%d %H:%M:%S}  {text}\n")
 
 
 class CsvLog(Tracker):
@@ -69,7 +51,7 @@ class CsvLog(Tracker):
 
     def __init__(self, run: Run):
         self.path = storage.join(run.logdir, "progress.csv")
-        lines = read_lines(self.path)
+        lines = storage.read_lines(self.path)
         self.columns = next(csv.reader(lines), ["step"])
         if "step" not in self.columns:
             raise InputError(f"{self.path} has no column step, so it was not written by diff_dalle: move it away")
@@ -81,11 +63,11 @@ class CsvLog(Tracker):
         row = {"step": step, **scalars}
         new = [name for name in row if name not in self.columns]
         if new:
-            rows = list(csv.DictReader(read_lines(self.path)))
+            rows = list(csv.DictReader(storage.read_lines(self.path)))
             self.columns += new
             self._write([*rows, row])
         else:
-            append(self.path, self._text([row]))
+            storage.append_text(self.path, self._text([row]))
 
     def _write(self, rows: list[dict]) -> None:
         header = dict(zip(self.columns, self.columns, strict=True))
@@ -106,12 +88,13 @@ class JsonLog(Tracker):
     def __init__(self, run: Run):
         self.path = storage.join(run.logdir, "progress.jsonl")
         with _damage_named(self.path):
-            lines = [line for line in read_lines(self.path) if run.step and json.loads(line)["step"] <= run.step]
+            lines = storage.read_lines(self.path) if run.step else []
+            lines = [line for line in lines if json.loads(line)["step"] <= run.step]
         storage.write_bytes(self.path, "".join(lines).encode("utf-8"))
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-        append(self.path, json.dumps({"step": step, **finite}) + "\n")
+        storage.append_text(self.path, json.dumps({"step": step, **finite}) + "\n")
 
 
 class SampleGrids(Tracker):

@@ -27,7 +27,6 @@ from ..distributed.launch import JobEnd
 from ..distributed.world import Vote, World
 from ..models.precision import autocast
 from ..randomness import Draw
-from ..tracking.files import append
 from ..tracking.tracker import Saved, Table, Tracker
 from .flight import FILE, flight_line
 from .restoring import Start
@@ -293,7 +292,7 @@ class TrainLoop:
         self.last_bad[trainee.name] = sorted(position for each in everyone[-1] for position in each.position)
         if self.world.is_main:
             text = "".join(flight_line(trainee.name, ranks, missed if not i else 0) for i, ranks in enumerate(everyone))
-            self._report(append, storage.join(self.run_folder.path, FILE), text)
+            self._report(storage.append_text, storage.join(self.run_folder.path, FILE), text)
 
     # ------------------------------------------------------------------------------------------ evaluation and previews
 

@@ -201,7 +201,7 @@ POINTS: dict[str, Callable[[Pass], None]] = {
     "index": _around("diff_dalle.data.index", "examine"),
     "chunk": _around("diff_dalle.data.samples:Samples", "__getitems__"),  # in a data worker, before samples
     "checkpoint": _around("diff_dalle.checkpoints.run_folder:RunFolder", "save", after=True),  # which is complete
-    "log": _around("diff_dalle.tracking.files", "append"),
+    "log": _around("diff_dalle.storage", "append_text"),
 }
 
 
