@@ -181,10 +181,10 @@ def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:
     """The summary and the table of a shard, from its headers."""
     shard = files.examine(path)
     with storage.explained(path):
-        read = files.consecutive(shard)
+        read = files.headers(shard)
         if shard.by_offset and read(0, len(storage.GZIP)) == storage.GZIP:
             shard = files.copied(shard)
-            read = files.consecutive(shard)
+            read = files.headers(shard)
         members, problem = read_members(read, shard.size)
     contents = Table.of(members)
     return ShardSummary(shard.size, shard.tag, shard.by_offset, problem, contents.signatures()), contents

@@ -12,6 +12,7 @@ from refusing import refused
 from shard_making import CAPTIONED, indexed, make_shards, make_tar, sample, tar_bytes
 
 from diff_dalle import storage
+from diff_dalle.data import shards
 from diff_dalle.data.collection import Collection, collect
 from diff_dalle.data.index import FOLDER, index_shards
 from diff_dalle.data.shard_table import IMAGE, Table, split_name
@@ -128,6 +129,15 @@ def test_the_index_is_used_while_it_is_current(tmp_path, monkeypatch):
     assert walks() == ["00000.tar"]
     (tmp_path / FOLDER / "00000.tar.npz").unlink()
     assert "00000.tar" in walks()
+
+
+def test_indexing_asks_for_a_state_once_and_leaves_no_file_open(tmp_path, monkeypatch):
+    """Not for each header: on network disks every look takes a round trip."""
+    make_shards(tmp_path, [9, 9, 9])
+    looks, state, files = [], shards._Open.state, ShardFiles()
+    monkeypatch.setattr(shards._Open, "state", lambda self: looks.append(self.path) or state(self))
+    assert sum(entry.summary.samples for entry in index_shards(find_shards([str(tmp_path)]), files)) == 27
+    assert not looks and not len(files._files)
 
 
 def test_damaged_shards_give_their_whole_samples_and_are_named(tmp_path, caplog):
