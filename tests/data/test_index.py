@@ -12,7 +12,7 @@ from refusing import refused
 from shard_making import CAPTIONED, indexed, make_shards, make_tar, sample, tar_bytes
 
 from diff_dalle import storage
-from diff_dalle.data import shards
+from diff_dalle.data import index, shards
 from diff_dalle.data.collection import Collection, collect
 from diff_dalle.data.index import FOLDER, index_shards
 from diff_dalle.data.shard_table import IMAGE, Table, split_name
@@ -138,6 +138,18 @@ def test_indexing_asks_for_a_state_once_and_leaves_no_file_open(tmp_path, monkey
     monkeypatch.setattr(shards._Open, "state", lambda self: looks.append(self.path) or state(self))
     assert sum(entry.summary.samples for entry in index_shards(find_shards([str(tmp_path)]), files)) == 27
     assert not looks and not len(files._files)
+
+
+def test_tables_of_many_shards_are_found_in_few_tasks(tmp_path, monkeypatch):
+    make_shards(tmp_path, [1] * 5)
+    tasks, in_parallel = [], storage.in_parallel
+    monkeypatch.setattr(index, "ROUND", 2)
+    monkeypatch.setattr(storage, "in_parallel", lambda call, items: tasks.append(len(items)) or in_parallel(call, items))
+    for expected in ([2, 2, 2, 1], [2]):  # five tables are looked for and built; then they are found
+        tasks.clear()
+        entries = index_shards(find_shards([str(tmp_path)]), ShardFiles())
+        assert [os.path.basename(entry.path) for entry in entries] == [f"{i:05d}.tar" for i in range(5)]
+        assert tasks == expected
 
 
 def test_damaged_shards_give_their_whole_samples_and_are_named(tmp_path, caplog):
