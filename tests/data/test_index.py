@@ -212,6 +212,7 @@ def test_sources_of_all_kinds_mean_the_same_shards(tmp_path, monkeypatch):
         [str(tmp_path)],
         [f"file:{tmp_path}/sub"],
         [f"{tmp_path}/sub/*.tar"],
+        f"{tmp_path}/sub/*.tar",
         [f"{tmp_path}/**/0000?.tar"],
         [f"{tmp_path}/sub/{{00000..00002}}.tar"],
         [f"{tmp_path}/sub/0000{{0,1}}.tar", names[2]],

@@ -22,6 +22,14 @@ def test_a_body_that_breaks_off_goes_on_where_it_ended(server, url):
     assert server.headers[1]["Range"].startswith("bytes=5120") and server.headers[1]["If-Match"]  # of the same version
 
 
+def test_a_file_that_has_become_shorter_is_named(server, url):
+    """The reply to a range after its end does not say what its size is."""
+    server.files["/bucket/a"] = DATA[:500]
+    with pytest.raises(storage.ChangedError, match="a has changed: it ends before byte 600$"):
+        storage.read_bytes(url, 600, 10, (len(DATA), ""))
+    assert storage.read_bytes(url, 600, 10) == b"" == storage.read_bytes(url, 500, 10, (500, ""))
+
+
 def test_a_third_of_refused_requests_does_no_harm(server, url):
     server.busy_share = 0.3
     for i in range(40):
