@@ -256,3 +256,8 @@ def test_workers_outlive_a_signal_to_the_job_and_end_with_the_iterator(shards):
 def test_impossible_settings_are_refused(change, message):
     with refused(message):
         DataConfig(**change)
+
+
+def test_an_impossible_batch_size_is_refused(shards):
+    with refused("batch_size is 0, but must be at least 1"):
+        loader(shards, batch_size=0)

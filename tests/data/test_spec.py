@@ -338,6 +338,8 @@ def test_every_tensor_of_a_chunk_is_pinned(rich, monkeypatch):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (SampleSpec, "must hold something"),
+        (lambda: ImageSpec((16, 0)), r"image size is \(16, 0\)"),
         (lambda: SampleSpec(captions=(CAPTION, CAPTION)), "fields of a sample .* mask occurs twice"),
         (lambda: SampleSpec(captions=(CAPTION,), embeddings=(EmbeddingSpec(8, "npy", length=3),)), "mask occurs twice"),
         (lambda: ImageSpec((16, 16), channels=4), "4 channels, but must have 3"),
