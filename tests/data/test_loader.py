@@ -176,6 +176,16 @@ def test_a_broken_stream_of_held_out_data_is_replaced_from_the_others(tmp_path):
     assert captions_of(data.batch_at([1, 9])) == ["caption of 0004", "caption of 0005"]
 
 
+def test_a_caption_of_megabytes_is_not_read(tmp_path):
+    files = [file for i in range(3) for file in sample(f"{i:04d}", "x" * (2 << 20) if i == 1 else f"caption {i}")]
+    make_tar(tmp_path / "a.tar", files)
+    data = loader(tmp_path, streams=1, max_broken=1.0)
+    raw = data.collection.fetch(0, 1)
+    assert raw.members == {} and "2,097,152 bytes, more than 1,048,576" in str(raw.problem)
+    assert {caption[:9] for caption in captions_of(data.batch_at(range(3)))} == {"caption 0", "caption 2"}
+    assert data.broken == 1
+
+
 def test_a_sample_that_its_shard_ends_inside_is_not_used(tmp_path):
     """As a damaged index could place it: what indexing reads lies within the shard."""
     folder = make_shards(tmp_path, [2])

@@ -10,7 +10,7 @@ from shard_making import Letters, captions_of, load, make_shards, make_tar, npy_
 from diff_dalle import storage
 from diff_dalle.data.buckets import AspectConfig
 from diff_dalle.data.loader import Loader
-from diff_dalle.data.sidecars import Sidecar
+from diff_dalle.data.sidecars import Sidecar, SidecarFiles
 from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
 
 WIDTH = 6
@@ -240,6 +240,17 @@ def test_two_shards_cannot_share_a_file(shards, tmp_path):
     make_shards(tmp_path / "more", [3])
     with refused(r"00000\.tar and .*more/00000\.tar would share the embeddings .*00000\.npy"):
         loader(shards, spec_of(f"{tmp_path}/img_emb_{{}}.npy"))
+
+
+def test_headers_are_read_once(shards, monkeypatch):
+    """When the loader is made, and not again by workers or for samples."""
+    parsed = []
+    original = SidecarFiles._open
+    monkeypatch.setattr(SidecarFiles, "_open", lambda self, path: parsed.append(path) or original(self, path))
+    data = loader(shards, spec_of())
+    assert len(parsed) == 3
+    data.batch_at(range(15))
+    assert len(parsed) == 3
 
 
 def test_shards_without_samples_need_no_file(shards, tmp_path):
