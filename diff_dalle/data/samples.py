@@ -70,7 +70,7 @@ class Recipe:
         """Whether crops or flips are random."""
         config = self.config
         augmented = config.random_crop or config.random_flip or config.aspect.crops_at_random or self.saliency
-        return bool(self.spec.image and self.spec.image.window or self.augment and augmented)
+        return bool((self.spec.image and self.spec.image.window) or (self.augment and augmented))
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,9 @@ def test_tables_of_many_shards_are_found_in_few_tasks(tmp_path, monkeypatch):
     make_shards(tmp_path, [1] * 5)
     tasks, in_parallel = [], storage.in_parallel
     monkeypatch.setattr(index, "ROUND", 2)
-    monkeypatch.setattr(storage, "in_parallel", lambda call, items: tasks.append(len(items)) or in_parallel(call, items))
+    monkeypatch.setattr(
+        storage, "in_parallel", lambda call, items: tasks.append(len(items)) or in_parallel(call, items)
+    )
     for expected in ([2, 2, 2, 1], [2]):  # five tables are looked for and built; then they are found
         tasks.clear()
         entries = index_shards(find_shards([str(tmp_path)]), ShardFiles())

@@ -1,13 +1,14 @@
 """Ready-made controls beside the images of shards: the same crop and flip as the image's."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from refusing import refused
-from shard_making import Letters, encoded, load, make_tar, random_image
+from shard_making import Letters, assert_shared, encoded, load, make_tar, random_image
 
 from diff_dalle.data.buckets import AspectConfig
 from diff_dalle.data.loader import DataConfig, Loader
@@ -74,6 +75,10 @@ def test_a_gray_control_has_one_channel(tmp_path):
     assert gray.shape == (16, 1, 16, 16)
     luma = (colors * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
     assert (gray - luma).abs().max() < 0.01
+
+
+def test_workers_and_processes_see_the_same(tmp_path):
+    assert_shared(partial(load, shards(tmp_path), SPEC, random_crop=True, random_flip=True), 0, 4, 1)
 
 
 def test_a_sample_without_or_with_a_broken_control_is_left_out(tmp_path):
