@@ -127,7 +127,22 @@ def reported_in(folder: str) -> list[str]:
     """``report_lines`` of the packing that wrote the shards in a folder; none without a report of this form, which may
     come from anybody."""
     path = storage.join(folder, REPORT)
-    with contextlib.suppress(InputError, ValueError, RecursionError, TypeError, LookupError, AttributeError):
+    with contextlib.suppress(InputError, ValueError, RecursionError):
         if storage.exists(path):
-            return report_lines(json.loads(storage.read_text(path, MAX_REPORT)))
+            report = json.loads(storage.read_text(path, MAX_REPORT))
+            return report_lines(report) if _is_report(report) else []
     return []
+
+
+def _is_report(report: Any) -> bool:
+    """Whether ``report_lines`` can read it."""
+    if not isinstance(report, dict) or not isinstance(report.get("files"), int):
+        return False
+    counts = [report.get(name) for name in ("packed", "skipped", "skipped_rows", "notes")]
+    if not all(isinstance(each, dict) and all(isinstance(n, int) for n in each.values()) for each in counts):
+        return False
+    entries = report.get("skipped_files")
+    return isinstance(entries, list) and all(
+        isinstance(each, dict) and isinstance(each.get("file_name"), str) and isinstance(each.get("reason"), str)
+        for each in entries
+    )

@@ -197,7 +197,7 @@ def usable_embedding(header: ArrayHeader, stored: np.ndarray, shape: Shape) -> n
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             values = stored.astype(np.float32)  # those out of range become infinite
-    if len(shape) > 1:
+    if len(shape) > 1 and values.shape != shape:
         values = values[: shape[0]]
         values = np.pad(values, ((0, shape[0] - len(values)), (0, 0)))
     if not np.isfinite(values).all():

@@ -168,6 +168,8 @@ class BucketOrder(SampleOrder):
     numbers:      per shard, an int array [usable samples] with the number of each sample's bucket.
     seed, streams, window, shuffle, processes: as for ``Order``.
     global_batch: samples per step of all processes together. It is part of the order; the number of processes is not.
+
+    Raises InputError when there are no samples.
     """
 
     def __init__(
@@ -181,10 +183,12 @@ class BucketOrder(SampleOrder):
         shuffle: bool = True,
         processes: int = 1,
     ):
+        if global_batch < 1:
+            raise InputError(f"the global batch size is {global_batch}, but must be at least 1")
         # One byte per sample, not eight: this is most of the order's memory.
         self._numbers = [np.asarray(each, dtype=np.min_scalar_type(len(sizes))) for each in numbers]
         counts = np.stack([np.bincount(each, minlength=len(sizes)) for each in self._numbers], 1)
-        self.samples = int(counts.sum())
+        super().__init__(int(counts.sum()))
         self.global_batch, self._sizes = global_batch, sizes
         # All with the same seed: they permute the shards alike, and so read the same shards at about the same time.
         self._orders = {

@@ -90,7 +90,7 @@ class Collection:
             each: SidecarFiles(each, shape, paths, self.totals, files) for each, shape in required.sidecars.items()
         }
         self.absent = {i: path for each in self._sidecars.values() for i, path in each.absent.items()}
-        self.counts = np.array([0 if i in self.absent else count for i, count in enumerate(self._complete)])
+        self.counts = np.array([0 if i in self.absent else n for i, n in enumerate(self._complete)], dtype=np.int64)
         self.left_out = sum(self.totals) - self.samples
         self._members: LRUCache[Members] = LRUCache(remembered)
         self._key_rows: LRUCache[np.ndarray] = LRUCache(remembered)
@@ -105,7 +105,7 @@ class Collection:
         self.sizes = [
             each.sizes[: 0 if i in self.absent else None] for i, each in enumerate(surveys) if each.sizes is not None
         ] or None
-        self.counts = np.array([kept.sum() for kept in self._kept])
+        self.counts = np.array([kept.sum() for kept in self._kept], dtype=np.int64)
 
     def __getstate__(self):
         return {**vars(self), "sizes": None}

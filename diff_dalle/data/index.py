@@ -9,6 +9,7 @@ missing ones. Jobs that index the same data at the same time share the work too.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -64,8 +65,14 @@ def table_folders(path: str, index_cache: str) -> tuple[Sequence[str], str]:
         folder = os.path.abspath(folder)
     if not name.lower().endswith(TARS):
         name = f"{name[:40]}.{_digest(path)}"
-    cached = os.path.join(index_cache or os.path.join(cache_home(), "index"), _digest(folder))
-    return ([cached] if scheme or index_cache else [os.path.join(folder, FOLDER), cached]), name
+    return _folders(folder, index_cache or os.path.join(cache_home(), "index"), not (scheme or index_cache)), name
+
+
+@functools.lru_cache(maxsize=1024)
+def _folders(folder: str, cache: str, beside: bool) -> tuple[str, ...]:
+    """``table_folders`` of the shards in a folder; beside: whether the tables may be in it."""
+    cached = os.path.join(cache, _digest(folder))
+    return (os.path.join(folder, FOLDER), cached) if beside else (cached,)
 
 
 def writable_file(path: str, files: ShardFiles, ending: str) -> str:
@@ -145,7 +152,9 @@ class _Indexer:
         return Indexed(path, file, summary)
 
     def run(self, paths: Sequence[str], world: World) -> list[Indexed]:
-        found = {entry.path: entry for entry in storage.in_parallel(self.find, paths) if entry}
+        parts = [paths[start::ROUND] for start in range(min(ROUND, len(paths)))]  # a task for each path costs more
+        tasks = storage.in_parallel(lambda part: [self.find(path) for path in part], parts)
+        found = {entry.path: entry for part in tasks for entry in part if entry}
         missing: list[str] = world.broadcast([path for path in dict.fromkeys(paths) if path not in found])
         found |= {entry.path: entry for entry in shared(self.find_or_build, missing, world, "indexing shards")}
         self._save_summaries(found.values())
@@ -181,10 +190,10 @@ def examine(path: str, files: ShardFiles) -> tuple[ShardSummary, Table]:
     """The summary and the table of a shard, from its headers."""
     shard = files.examine(path)
     with storage.explained(path):
-        read = files.consecutive(shard)
+        read = files.headers(shard)
         if shard.by_offset and read(0, len(storage.GZIP)) == storage.GZIP:
             shard = files.copied(shard)
-            read = files.consecutive(shard)
+            read = files.headers(shard)
         members, problem = read_members(read, shard.size)
     contents = Table.of(members)
     return ShardSummary(shard.size, shard.tag, shard.by_offset, problem, contents.signatures()), contents

@@ -22,7 +22,7 @@ from ..distributed.world import ALONE, World
 from ..images.decode import require_simplejpeg
 from ..images.plugins import load_plugin
 from ..images.signal import from_uint8
-from ..images.transforms import GROUP
+from ..images.transforms import GROUP, Saliency
 from .buckets import BucketOrder
 from .collection import Collection, collect
 from .filters import parse_filters
@@ -53,6 +53,8 @@ class Loader:
     augment:    False = no random crops and flips: those in the middle, and none; a window of the spec stays random.
     sources:    shards to read instead of ``config.data_dir``; ``flag`` is their name in messages.
     device:     device of the batches.
+    saliency:   finds what crops should show, instead of the center or random places; see ``smart_crop``. None = what
+                ``config.saliency`` names, if anything.
     world:      the processes that create their loaders together: one of them lists the shards for all.
 
     ``samples`` is the length of an epoch. ``seen`` counts the samples this process has looked at, ``broken`` the
@@ -75,14 +77,17 @@ class Loader:
         sources: Sequence[str] | None = None,
         flag: str = DATA_DIR,
         device: torch.device | str = "cpu",
+        saliency: Saliency | None = None,
         world: World = ALONE,
     ):
+        if batch_size < 1:
+            raise InputError(Fault("batch_size", "must be at least 1", batch_size))
         if config.decoder == "simplejpeg":
             require_simplejpeg()
-        if config.saliency and spec.control:
+        if (saliency or config.saliency) and spec.control:
             raise InputError(Fault("saliency", "crops an image and its control differently: leave one of them out"))
-        otherwise = "leave it out, to crop in the center"
-        saliency = load_plugin(GROUP, config.saliency, "saliency", otherwise) if config.saliency else None
+        if saliency is None and config.saliency:
+            saliency = load_plugin(GROUP, config.saliency, "saliency", "leave it out, to crop in the center")
         self.config, self.spec, self.batch_size = config, spec, batch_size
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)

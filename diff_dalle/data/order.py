@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..config import Fault, InputError
 from ..randomness import permutation, random_uniform
 from .lru_cache import LRUCache
 
@@ -42,10 +43,13 @@ Places = tuple[np.ndarray, np.ndarray]  # shards, and numbers in them
 class SampleOrder(ABC):
     """An order of samples over all epochs: the sample at every position.
 
-    samples: the length of an epoch, above 0.
+    samples: the length of an epoch. Raises InputError when it is 0.
     """
 
-    samples: int
+    def __init__(self, samples: int):
+        if samples == 0:
+            raise InputError("there are no samples to put in order")
+        self.samples = samples
 
     def sample_at(self, position: int) -> tuple[int, int]:
         """The shard of the sample at ``position`` (samples since the start of training) and its number in the shard."""
@@ -64,7 +68,7 @@ class SampleOrder(ABC):
 class Order(SampleOrder):
     """The order of samples over all epochs.
 
-    counts:  [shards] the number of samples of each shard, not all 0.
+    counts:  [shards] the number of samples of each shard.
     seed:    the run's seed.
     streams: interleaved streams of an epoch.
     window:  shards whose samples are shuffled together; memory and open shards grow with it.
@@ -72,6 +76,8 @@ class Order(SampleOrder):
     resample: draw the shards of an epoch with replacement, all with equal chance, until they have as many samples as
              all shards together; needs ``shuffle``.
     processes: those that take turns at the positions. Memory falls with it; the order does not depend on it.
+
+    Raises InputError when there are no samples.
     """
 
     def __init__(
@@ -84,8 +90,13 @@ class Order(SampleOrder):
         resample: bool = False,
         processes: int = 1,
     ):
+        InputError.check(
+            Fault(name, "must be at least 1", value)
+            for name, value in {"streams": streams, "shuffle_window": window}.items()
+            if value < 1
+        )
         self.counts = np.asarray(counts, dtype=np.int64)
-        self.samples = int(self.counts.sum())
+        super().__init__(int(self.counts.sum()))
         self.seed, self.streams, self.window, self.shuffle = seed, streams, window, shuffle
         self.resample = resample
         lengths = (

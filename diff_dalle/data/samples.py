@@ -65,6 +65,13 @@ class Recipe:
     augment: bool
     saliency: Saliency | None = None
 
+    @property
+    def is_random(self) -> bool:
+        """Whether crops or flips are random."""
+        config = self.config
+        augmented = config.random_crop or config.random_flip or config.aspect.crops_at_random or self.saliency
+        return bool((self.spec.image and self.spec.image.window) or (self.augment and augmented))
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -222,7 +229,10 @@ class Samples(Dataset[Chunk]):
         return cond
 
     def _draws(self, positions: Sequence[int]) -> list[list[float]]:
-        """[n, 6] in [0, 1): a random crop's scale, top and left; the flip; a window's top and left."""
+        """[n, 6] in [0, 1): a random crop's scale, top and left; the flip; a window's top and left. [n, 0] if none of
+        these is random."""
+        if not self.recipe.is_random:
+            return [[]] * len(positions)
         purposes = ("crop size", "crop top", "crop left", "flip", "window top", "window left")
         return random_uniforms(self.recipe.seed, purposes, positions).tolist()
 
@@ -253,7 +263,10 @@ class Samples(Dataset[Chunk]):
                 ahead = self._places(*self.order.successors(position, step, LOOKAHEAD))
             place = ahead[(step - 1) % LOOKAHEAD]
             try:
-                return self._decode(self.collection.fetch(*place), image, draws, position)
+                record = None
+                if self.recipe.spec.filters:  # of samples they reject, only the json is read
+                    record = self._accepted(self.collection.fetch(*place, ["json"]))
+                return self._decode(self.collection.fetch(*place), image, draws, position, record)
             except BrokenSample as reason:
                 error = reason
         last = self.collection.describe(*place)
@@ -280,16 +293,26 @@ class Samples(Dataset[Chunk]):
         with ThreadPoolExecutor(REQUESTS) as pool:
             yield from pool.map(lambda place: self.collection.fetch(*place), places)
 
-    def _decode(self, raw: Raw, image: ImageSpec | None, draws: list[float], position: int) -> _Sample:
+    def _accepted(self, raw: Raw) -> dict:
+        """The sample's json object. Raises Rejected, naming the filter, unless all filters accept it."""
+        raw.check()
+        record = read_record(raw.members["json"])
+        for condition in self.recipe.spec.filters:
+            condition.check(record)
+        return record
+
+    def _decode(
+        self, raw: Raw, image: ImageSpec | None, draws: list[float], position: int, record: dict | None = None
+    ) -> _Sample:
         """A sample from its members. Raises Rejected unless all filters accept it, and BrokenSample when one of its
-        members cannot be used."""
+        members cannot be used.
+
+        record: its json object, if the filters have accepted it already.
+        """
         recipe, spec = self.recipe, self.recipe.spec
         raw.check()
-        record = None
-        if spec.filters:
-            record = read_record(raw.members["json"])
-            for condition in spec.filters:
-                condition.check(record)
+        if spec.filters and record is None:
+            record = self._accepted(raw)
         caption = ""
         if spec.read_captions:
             chance = self._draw(position, "old caption") if recipe.augment else None

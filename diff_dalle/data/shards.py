@@ -162,6 +162,13 @@ class ShardFiles:
             return _read_ahead(shard.path, (shard.size, shard.tag))
         return functools.partial(self.read, shard)
 
+    def headers(self, shard: Shard) -> Read:
+        """As ``consecutive``, for indexing: a local shard is not checked for changes at each read."""
+        if shard.is_copied:
+            return self.consecutive(shard)
+        with storage.explained(shard.path):
+            return _Open(storage.local_path(shard.path)).read
+
     def _open_copy(self, path: str, tag: str) -> _Open:
         """A copy, to be read once. It may be removed for another one until it is open."""
         path = path if storage.is_remote(path) else os.path.abspath(storage.local_path(path))  # names are absolute

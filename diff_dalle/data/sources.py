@@ -25,7 +25,7 @@ DATA_DIR = named("data_dir")  # in messages, unless the sources are those of ano
 EXPANDED = "expand:"  # before pipe:COMMAND, asks for the expansion of its braces
 
 
-def find_shards(sources: Sequence[str], flag: str = DATA_DIR) -> list[str]:
+def find_shards(sources: Sequence[str] | str, flag: str = DATA_DIR) -> list[str]:
     """The shards of all sources, in order.
 
     A source is a folder (all ``TARS`` in it and its subfolders), a tar, a glob, a brace range ``{00000..00099}.tar``,
@@ -34,6 +34,7 @@ def find_shards(sources: Sequence[str], flag: str = DATA_DIR) -> list[str]:
     holds a list of sources; one from elsewhere cannot name commands. Raises InputError naming ``flag`` for a source
     that does not exist or holds no shard.
     """
+    sources = [sources] if isinstance(sources, str) else sources
     if not any(sources):
         raise InputError(f"{flag} is not set: name a folder with .tar shards")
     return [shard for source in sources if source for shard in _expand(source, flag)]

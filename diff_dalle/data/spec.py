@@ -50,6 +50,8 @@ class ImageSpec:
     read: bool = True
 
     def __post_init__(self):
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise InputError(f"the image size is {self.size}, but must be a height and a width of at least 1 pixel")
         if self.channels not in (1, 3):
             raise InputError(f"images have {self.channels} channels, but must have 3 (RGB) or 1 (gray)")
         if self.window:
@@ -222,7 +224,7 @@ class SampleSpec:
 
     control:     of an image that is read.
 
-    Raises InputError for a spec that fills a field twice, or has two filters of one name.
+    Raises InputError for a spec that asks for nothing, fills a field twice, or has two filters of one name.
     """
 
     image: ImageSpec | None = None
@@ -233,8 +235,12 @@ class SampleSpec:
     control: ControlSpec | None = None
 
     def __post_init__(self):
+        if self.control and not (self.image and self.image.read):
+            raise InputError("a control belongs to an image, but the spec asks for none")
         filled = [name for caption in self.read_captions for name in caption.fields]
         filled += [name for embedding in self.embeddings for name in embedding.fields]
+        if not (self.image or filled or self.num_classes):
+            raise InputError("a sample must hold something: an image, a caption, a class or an embedding")
         for names, what in ((filled, "fields"), ([each.name for each in self.filters], "filters")):
             if twice := {name for name in names if names.count(name) > 1}:
                 raise InputError(f"the {what} of a sample must have different names, but {min(twice)} occurs twice")

@@ -277,7 +277,8 @@ def _later(items: Iterable[Item], ahead: int) -> Iterator[Item]:
         waiting.append(item)
         if len(waiting) > ahead:
             yield waiting.popleft()
-    yield from waiting
+    while waiting:  # what is used is not kept
+        yield waiting.popleft()
 
 
 def _load(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray | None:

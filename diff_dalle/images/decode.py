@@ -15,6 +15,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import struct
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -135,6 +136,11 @@ SIDEWAYS = (5, 6, 7, 8)  # orientations that swap rows and columns
 EXIF_TEXT, EXIF_CHUNK = "Raw profile type exif", b"eXIf"  # of ImageMagick, and of the specification
 MAX_CHUNK = 1 << 16  # bytes, of Exif data in a jpeg too
 LATEST = 2 * MAX_CHUNK  # bytes from the end of a file where it is looked for
+CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the type of color in the header of a png
+WHOLE = ((0, 0, 1, 1),)
+#: The passes of Adam7: the first column and row of each, and the steps between them (PNG specification, 8.2).
+ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+MAX_UNPACKED = 1 << 20  # bytes at a time
 
 
 class BrokenSample(Exception):
@@ -322,15 +328,34 @@ def _late_exif(data: bytes) -> bytes:
 
 def _is_complete(image: Image.Image, data: bytes) -> bool:
     """Whether the pixels of a decoded png are all there. Its stream may end early and be valid all the same; Pillow
-    then leaves the other pixels as they were before, which is 0. So where the last row is 0, or pixels are interlaced,
-    it is decoded again over other values of what comes last: the last row, or the one before."""
+    then leaves the other pixels at 0. Only one whose last row is 0, or an interlaced one, is unpacked again to see."""
     width, height = image.size
     if not image.info.get("interlace") and image.crop((0, height - 1, width, height)).getbbox():
         return True
-    end = (0, max(height - 2, 0), width, height)
-    pixels = image.crop(end).tobytes()
-    canvas = Image.new(image.mode, image.size)
-    canvas.paste(Image.frombytes(image.mode, (width, height - end[1]), b"\xff" * len(pixels)), end)
-    again = Image.open(io.BytesIO(data), formats=("PNG",))
-    again.im = canvas.im
-    return again.crop(end).tobytes() == pixels
+    needed, stream = _bytes_of_pixels(data), zlib.decompressobj()
+    for part in _pixel_chunks(data):
+        while part and needed > 0:
+            needed -= len(stream.decompress(part, MAX_UNPACKED))
+            part = stream.unconsumed_tail
+    return needed <= 0
+
+
+def _bytes_of_pixels(data: bytes) -> int:
+    """The number of bytes that the header of a png asks for: of each row its filter and its pixels."""
+    width, height, bits, color, _, _, interlaced = struct.unpack(">IIBBBBB", data[16:29])
+    total = 0
+    for left, top, right, down in ADAM7 if interlaced else WHOLE:
+        columns, rows = -(-(width - left) // right), -(-(height - top) // down)
+        if columns > 0 and rows > 0:
+            total += rows * (1 + -(-columns * bits * CHANNELS[color] // 8))
+    return total
+
+
+def _pixel_chunks(data: bytes) -> Iterator[bytes]:
+    """The content of the chunks that hold the pixels of a png."""
+    at = 8
+    while at + 8 <= len(data):
+        (size,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
+        if kind == b"IDAT":
+            yield data[at + 8 : at + 8 + size]
+        at += size + 12

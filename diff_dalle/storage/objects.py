@@ -127,7 +127,7 @@ class Blob(RemoteReader):
         buffer = {} if end is None else {"buffer_size": max(1, min(end, state[0]) - start)}
         file = _context().BlobFile(path, "rb", file_size=state[0], **buffer)
         file.seek(start)
-        return Body(file.read, file.close, start, state)
+        return Body(file.read, file.close, start, state, beyond=start > state[0])
 
     def put(self, local: str, path: str):
         _context().copy(local, path, overwrite=True)

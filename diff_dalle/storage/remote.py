@@ -22,19 +22,22 @@ def byte_range(start: int, end: int | None) -> dict[str, str]:
 
 
 def beyond_end(start: int, state: State = UNKNOWN) -> Body:
-    """The reply to a request that starts at the end of the file, or after it."""
-    size, tag = state
-    return Body(io.BytesIO().read, lambda: None, start, (start if size < 0 else size, tag))
+    """The reply to a request that starts after the end of the file."""
+    return Body(io.BytesIO().read, lambda: None, start, state, beyond=True)
 
 
 @dataclass(frozen=True)
 class Body:
-    """An open reply with the bytes of a file from ``start`` on. state: of the whole file."""
+    """An open reply with the bytes of a file from ``start`` on.
+
+    state: of the whole file. beyond: the file ends before ``start``.
+    """
 
     read: Callable[[int], bytes]
     close: Callable[[], None]
     start: int
     state: State
+    beyond: bool = False
 
 
 class RemoteStream(io.RawIOBase):
@@ -98,6 +101,10 @@ class RemoteStream(io.RawIOBase):
                     raise ChangedError(f"{self.path} has changed: its tag is not {self.state[1]} any more") from error
                 raise
             self._check(self.body.state)
+            if self.body.beyond:
+                if self.state[0] > self.position:
+                    raise ChangedError(f"{self.path} has changed: it ends before byte {self.position:,}")
+                self.end = self.position
             if self.body.start != self.position:
                 self._skip()
 

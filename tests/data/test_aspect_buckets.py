@@ -52,7 +52,7 @@ def test_the_published_ratios_give_the_published_sizes():
     assert len(table.ratios) == 23 and len(table.sizes) == 21
 
 
-@pytest.mark.parametrize(("side", "count"), [(1024, 23), (256, 17)])
+@pytest.mark.parametrize(("side", "count"), [(1024, 23), (768, 21), (384, 19), (256, 17)])
 def test_sizes_have_about_the_pixels_of_the_square(side, count):
     """Rounded down on both sides by less than the factor."""
     table = published(side)
@@ -63,7 +63,7 @@ def test_sizes_have_about_the_pixels_of_the_square(side, count):
         assert (width, height) in table.sizes
 
 
-@pytest.mark.parametrize("factor", [8, 32])
+@pytest.mark.parametrize("factor", [8, 16, 32, 64])
 def test_no_side_is_below_the_factor(factor):
     table = published(64, factor)
     assert factor <= min(map(min, table.sizes)) <= max(24, factor) and table.sizes[0] == (64, 64)
@@ -235,10 +235,11 @@ def test_each_batch_has_the_size_of_its_images(shards):
     assert max(seen.values()) - min(seen.values()) <= 4  # 6 epochs; the replacement of 11 counts twice
 
 
-def test_ranks_and_workers_and_restarts_see_the_same_samples_and_sizes(shards):
-    """1, 2 and 1 processes, from a batch within an epoch on, filters and augmentation included."""
+@pytest.mark.parametrize("position", [0, 24])
+def test_ranks_and_workers_and_restarts_see_the_same_samples_and_sizes(shards, position):
+    """1, 2 and 1 processes, from any batch of an epoch on, filters and augmentation included."""
     settings = {"aspect": replace(ASPECT, bucketeer_random_ratio=0.3), "dataset_filters": ("score > 2",)}
-    batches = assert_shared(partial(loader, shards, random_flip=True, **settings), 24)
+    batches = assert_shared(partial(loader, shards, random_flip=True, **settings), position)
     assert len(set(map(size_of_batch, batches))) > 1
 
 

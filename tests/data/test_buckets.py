@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from refusing import refused
 
 from diff_dalle.data.buckets import BucketOrder
 
@@ -133,3 +134,15 @@ def test_shards_are_read_by_few_processes_and_nearly_in_order(world):
         for i in range(0, len(shards) - 200, 100):
             assert len(np.unique(shards[i : i + 200])) <= 6 * 8 // world
     assert readers.sum(1).mean() <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("buckets", "batch", "message"),
+    [
+        ([np.array([], dtype=int)], 4, "there are no samples"),
+        (random_buckets([5]), 0, "global batch size is 0, but must be at least 1"),
+    ],
+)
+def test_impossible_orders_are_refused(buckets, batch, message):
+    with refused(message):
+        ordered(buckets, batch=batch)

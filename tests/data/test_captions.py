@@ -93,10 +93,12 @@ def test_it_can_be_told_whether_a_caption_is_drawn():
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_a_byte_order_mark_says_how_to_decode(encoding):
+def test_a_byte_order_mark_says_how_to_decode(encoding, tmp_path):
     text = "a man’s café"
     assert read_caption(text.encode(encoding), "txt") == text
     assert read_caption(json.dumps({"caption": text}, ensure_ascii=False).encode(encoding), "json:caption") == text
+    (tmp_path / "prompts.txt").write_bytes(f"{text}\n".encode(encoding))
+    assert storage.read_text(str(tmp_path / "prompts.txt")) == f"{text}\n"
 
 
 BIG_ENDIAN = b"\xfe\xff\0x", b"\0\0\xfe\xff\0\0\0x"
@@ -120,8 +122,6 @@ def test_captions_in_other_encodings_are_broken_samples_and_prompts_refused(tmp_
     data = load(tmp_path, SampleSpec(captions=(CaptionSpec(Letters(), 8),)))
     assert set(captions_of(data.batch_at(range(4)))) == {"a cat"} and data.broken == 1
     assert "0: its caption is not UTF-8" in caplog.text
-    (tmp_path / "prompts.txt").write_bytes("café".encode("utf-16"))
-    assert storage.read_text(str(tmp_path / "prompts.txt")) == "café"
     (tmp_path / "prompts.txt").write_bytes("café".encode("cp1252"))
     with refused("prompts.txt is not a UTF-8 text file: save it as UTF-8"):
         storage.read_text(str(tmp_path / "prompts.txt"))
@@ -154,12 +154,12 @@ def test_which_caption_comes_follows_from_the_position(tmp_path):
     files = [(f"{i:03d}.json", record) for i in range(50)]
     make_tar(tmp_path / "a.tar", files)
 
-    def captions(seed=1, positions=range(400), **options):
+    def captions(seed=1, positions=range(1000), **options):
         spec = SampleSpec(captions=(CaptionSpec(Letters(), 8),))
         data = load(tmp_path, spec, seed, caption_field='["json", "old_caption"]', **options)
         return captions_of(data.batch_at(positions))
 
     found = captions()
     assert found == captions() and found[300:310] == captions(positions=range(300, 310))
-    assert set(found) == {"old", "new"} and 8 <= found.count("old") <= 40
+    assert set(found) == {"old", "new"} and 25 <= found.count("old") <= 80
     assert found != captions(2) and set(captions(augment=False)) == {"new"}

@@ -35,11 +35,21 @@ def images(folder, **settings) -> torch.Tensor:
     return loader(folder, **settings).batch_at(range(COUNT)).images
 
 
-def test_decoders_give_the_same_images(shards, monkeypatch):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"decode_scale": 1},
+        {"exact_decode": True},
+        {"random_crop": True, "random_flip": True},
+        {"transforms": (TransformConfig("RandomResizedCrop", (20,)),)},
+    ],
+)
+def test_decoders_give_the_same_images(shards, settings, monkeypatch):
     pytest.importorskip("simplejpeg")
-    expected = images(shards, random_crop=True)
+    expected = images(shards, **settings)
     monkeypatch.setattr("diff_dalle.images.decode._decode", None)  # Pillow decodes none
-    assert torch.equal(expected, images(shards, decoder="simplejpeg", random_crop=True))
+    assert torch.equal(expected, images(shards, decoder="simplejpeg", **settings))
 
 
 @pytest.mark.parametrize("settings", [{}, {"transforms": (TransformConfig("Resize", (20,)),)}])

@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from shard_making import load, make_tar, npy_bytes, sample
+from refusing import refused
+from shard_making import Letters, load, make_tar, npy_bytes, sample
 
 from diff_dalle.data.arrays import KINDS, read_embedding
 from diff_dalle.data.sidecars import Sidecar
-from diff_dalle.data.spec import EmbeddingSpec, ImageSpec, SampleSpec
+from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
 from diff_dalle.images.decode import BrokenSample
 
 WIDTH = 6
@@ -99,16 +100,29 @@ def test_what_is_no_usable_embedding_is_broken():
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ((9).to_bytes(8, "little") + b'{"a": 1}', "not a safetensors file"),
-        ((60_000).to_bytes(8, "little") + b"[" * 60_000, "not a safetensors file"),
+        *(
+            (data, "(not )?a safetensors file")
+            for data in (
+                b"\2" + bytes(7) + b"{}",
+                (2**63).to_bytes(8, "little") + b"{}" * 9,
+                (9).to_bytes(8, "little") + b'{"a": 1}',
+                b"\x09" + bytes(7) + b"[1, 2, 3]" + bytes(24),
+                b"\x09" + bytes(7) + b"\xff" * 9,
+                (60_000).to_bytes(8, "little") + b"[" * 60_000,
+                *(safetensors(ROWS[0], shape=shape) for shape in ([WIDTH, -1], [6.0], 6, [10**19], [7])),
+                *(
+                    safetensors(ROWS[0], data_offsets=offsets)
+                    for offsets in ([24, 0], [0], None, [10**17, 10**17 + 4 * WIDTH])
+                ),
+                safetensors(ROWS[0], dtype=["F32"]),
+                safetensors(ROWS[0]) + b"more",
+            )
+        ),
         (safetensors(), "a safetensors file of 0 tensors, not of one"),
         (safetensors(ROWS[0], ROWS[1]), "a safetensors file of 2 tensors, not of one"),
         (safetensors(ROWS[0].astype("<i8")), "a safetensors file of I64"),
-        (safetensors(ROWS[0], shape=[10**19]), "not a safetensors file"),
-        (safetensors(ROWS[0], data_offsets=[10**17, 10**17 + 4 * WIDTH]), "not a safetensors file"),
-        (safetensors(ROWS[0]) + b"more", "not a safetensors file"),
     ],
-    ids=range(8),
+    ids=range(20),
 )
 def test_other_safetensors_are_refused(data, reason):
     with pytest.raises(BrokenSample, match=f"its embedding cannot be read: {reason}"):
@@ -162,3 +176,16 @@ def test_sidecars_hold_states_of_tokens(tmp_path, dtype, length):
     cond = batch_of(tmp_path, EmbeddingSpec(WIDTH, Sidecar("text_{}.npy"), length=length)).cond
     assert cond.text_states.shape == (3, length, WIDTH) and cond.mask.sum(1).tolist() == [1, 2, min(3, length)]
     np.testing.assert_array_equal(cond.text_states[:, :4], stored[:, :length].astype(np.float32))
+
+
+@pytest.mark.parametrize("source", ["", ".npy", "a/b.npy", "jpg", "emb", "npy.gz"])
+def test_members_must_be_of_a_known_kind(source):
+    with refused("must be the extension of a member, such as npy"):
+        EmbeddingSpec(WIDTH, source)
+
+
+def test_lengths_are_not_negative_and_other_names_are_free():
+    with refused("its length -1"):
+        EmbeddingSpec(WIDTH, "npy", length=-1)
+    shown = CaptionSpec(Letters(), 3, "shown")
+    assert SampleSpec(captions=(shown,), embeddings=(EmbeddingSpec(WIDTH, "npy", length=3),)).read_captions == (shown,)

@@ -283,6 +283,14 @@ def test_the_json_members_are_read_once(shards, monkeypatch):
     assert {len(each) for each in asked} == {1} and len(asked) == 40
 
 
+def test_an_index_from_before_there_were_filters_is_extended(shards):
+    loader(shards)
+    tables = {path: path.read_bytes() for path in (shards / ".diff_dalle_index").glob("?.tar.npz")}
+    assert len(tables) == 3
+    assert loader(shards, "score > 9").samples < 39
+    assert {path: path.read_bytes() for path in tables} == tables
+
+
 @pytest.mark.parametrize("change", ["damaged", "of another shard", "impossible", "rewritten"])
 def test_kept_verdicts_are_not_believed_blindly(shards, change):
     expected = loader(shards, "score > 9").collection.counts.tolist()
@@ -302,6 +310,18 @@ def test_kept_verdicts_are_not_believed_blindly(shards, change):
         (shards / "0.tar").write_bytes(tar.replace(b'"score": 12,', b'"score": 2, '))
         expected[0] -= 2  # the other is not valid json any more
     assert loader(shards, "score > 9").collection.counts.tolist() == expected
+
+
+def test_a_collection_with_filters_can_be_sent_to_workers(shards):
+    found = loader(shards, "score > 9").collection
+    copy = pickle.loads(pickle.dumps(found))
+    assert copy.key(1, 0) == found.key(1, 0) and copy.counts.tolist() == found.counts.tolist()
+
+
+def test_the_folder_of_the_index_may_be_elsewhere(shards, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    assert loader(shards, "score > 9", index_cache=str(cache)).samples == loader(shards, "score > 9").samples
+    assert len(list(cache.rglob("*.filter-*.npz"))) == 3
 
 
 def test_what_cannot_be_kept_is_said_once_and_found_again(shards, caplog, monkeypatch):

@@ -12,6 +12,7 @@ from refusing import refused
 from shard_making import CAPTIONED, indexed, make_shards, make_tar, sample, tar_bytes
 
 from diff_dalle import storage
+from diff_dalle.data import index, shards
 from diff_dalle.data.collection import Collection, collect
 from diff_dalle.data.index import FOLDER, index_shards
 from diff_dalle.data.shard_table import IMAGE, Table, split_name
@@ -130,6 +131,29 @@ def test_the_index_is_used_while_it_is_current(tmp_path, monkeypatch):
     assert "00000.tar" in walks()
 
 
+def test_indexing_asks_for_a_state_once_and_leaves_no_file_open(tmp_path, monkeypatch):
+    """Not for each header: on network disks every look takes a round trip."""
+    make_shards(tmp_path, [9, 9, 9])
+    looks, state, files = [], shards._Open.state, ShardFiles()
+    monkeypatch.setattr(shards._Open, "state", lambda self: looks.append(self.path) or state(self))
+    assert sum(entry.summary.samples for entry in index_shards(find_shards([str(tmp_path)]), files)) == 27
+    assert not looks and not len(files._files)
+
+
+def test_tables_of_many_shards_are_found_in_few_tasks(tmp_path, monkeypatch):
+    make_shards(tmp_path, [1] * 5)
+    tasks, in_parallel = [], storage.in_parallel
+    monkeypatch.setattr(index, "ROUND", 2)
+    monkeypatch.setattr(
+        storage, "in_parallel", lambda call, items: tasks.append(len(items)) or in_parallel(call, items)
+    )
+    for expected in ([2, 2, 2, 1], [2]):  # five tables are looked for and built; then they are found
+        tasks.clear()
+        entries = index_shards(find_shards([str(tmp_path)]), ShardFiles())
+        assert [os.path.basename(entry.path) for entry in entries] == [f"{i:05d}.tar" for i in range(5)]
+        assert tasks == expected
+
+
 def test_damaged_shards_give_their_whole_samples_and_are_named(tmp_path, caplog):
     data = tar_bytes([file for i in range(4) for file in sample(f"{i}", f"caption {i}", b"i" * 600)])
     (tmp_path / "cut.tar").write_bytes(data[: 2 * 2560 + 700])  # a sample takes 2560 bytes
@@ -190,6 +214,7 @@ def test_sources_of_all_kinds_mean_the_same_shards(tmp_path, monkeypatch):
         [str(tmp_path)],
         [f"file:{tmp_path}/sub"],
         [f"{tmp_path}/sub/*.tar"],
+        f"{tmp_path}/sub/*.tar",
         [f"{tmp_path}/**/0000?.tar"],
         [f"{tmp_path}/sub/{{00000..00002}}.tar"],
         [f"{tmp_path}/sub/0000{{0,1}}.tar", names[2]],

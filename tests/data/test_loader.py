@@ -6,6 +6,7 @@ from multiprocessing import active_children
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from refusing import refused
 from shard_making import (
     Letters,
@@ -92,14 +93,24 @@ def test_workers_processes_and_restarts_change_nothing(shards, spec):
     assert_shared(partial(loader, shards, spec, random_crop=True, random_flip=True), 40, 40, 2)
 
 
-@pytest.mark.parametrize("world", [3, 12])
-def test_any_number_of_processes_shares_the_same_samples(shards, world):
+@pytest.mark.parametrize("world, spec", [(2, None), (3, WINDOWED), (4, WINDOWED), (7, None), (12, WINDOWED)])
+def test_any_number_of_processes_shares_the_same_samples(shards, world, spec):
     size, options = max(1, 8 // world), {"random_crop": True, "random_flip": True}
-    whole = take(loader(shards, WINDOWED, batch_size=size * world, **options), 0, 3)
+    whole = take(loader(shards, spec, batch_size=size * world, **options), 0, 3)
     for rank in range(world):
-        part = take(loader(shards, WINDOWED, batch_size=size, rank=rank, world_size=world, **options), 0, 3)
+        part = take(loader(shards, spec, batch_size=size, rank=rank, world_size=world, **options), 0, 3)
         for one, other in zip(whole, part, strict=True):
             assert_same(one.select(slice(rank, None, world)), other)
+
+
+def test_random_crops_and_flips_follow_the_position(shards):
+    crops = loader(shards, random_crop=True).batch_at([3] * 2 + [3 + 19 * k for k in range(1, 4)])
+    assert torch.equal(crops.images[0], crops.images[1])
+    plain = loader(shards).batch_at(range(19)).images
+    flipped = loader(shards, random_flip=True).batch_at(range(19)).images
+    same = [torch.equal(a, b) for a, b in zip(plain, flipped, strict=True)]
+    mirrored = [torch.equal(a, b.flip(-1)) for a, b in zip(plain, flipped, strict=True)]
+    assert all(a != b for a, b in zip(same, mirrored, strict=True)) and 3 < sum(same) < 16
 
 
 def test_each_crop_and_flip_has_a_draw_of_its_own(shards):
@@ -115,9 +126,10 @@ def test_each_crop_and_flip_has_a_draw_of_its_own(shards):
         np.testing.assert_array_equal(images[0].round().permute(1, 2, 0), expected)
 
 
-def test_a_window_is_part_of_the_image_without_one(shards):
+@pytest.mark.parametrize("cropped", [False, True])
+def test_a_window_is_part_of_the_image_without_one(shards, cropped):
     """Also with random crops; a flip mirrors the window in place, so the window's downsampled area is the same."""
-    positions, spec, options = range(40), spec_of((24, 32), window=Window(12, 4)), {"random_crop": True}
+    positions, spec, options = range(40), spec_of((24, 32), window=Window(12, 4)), {"random_crop": cropped}
     whole = loader(shards, spec_of((24, 32)), **options).batch_at(positions)
     parts = loader(shards, spec, **options).batch_at(positions)
     flipped = loader(shards, spec, random_flip=True, **options).batch_at(positions).images
@@ -142,9 +154,10 @@ def broken_shards(folder, bad: dict[int, bytes | None]) -> str:
     return str(folder)
 
 
-def test_broken_samples_are_replaced_by_the_next_of_their_stream_and_named(tmp_path, caplog):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_samples_are_replaced_by_the_next_of_their_stream_and_named(tmp_path, caplog, workers):
     bomb = encoded(random_image(400, 400), "PNG")
-    options = {"streams": 4, "max_pixels": 100_000, "num_workers": 2, "max_broken": 0.5, "batch_size": 16}
+    options = {"streams": 4, "max_pixels": 100_000, "num_workers": workers, "max_broken": 0.5, "batch_size": 16}
     order = captions_of(loader(broken_shards(tmp_path, {}), **options).batch_at(range(16)))
     number = [int(caption[-4:]) for caption in order]
     bad = {number[2]: b"no image", number[6]: bomb, number[15]: encoded(random_image(99, 99))[:-100]}
@@ -176,6 +189,16 @@ def test_a_broken_stream_of_held_out_data_is_replaced_from_the_others(tmp_path):
     assert captions_of(data.batch_at([1, 9])) == ["caption of 0004", "caption of 0005"]
 
 
+def test_a_caption_of_megabytes_is_not_read(tmp_path):
+    files = [file for i in range(3) for file in sample(f"{i:04d}", "x" * (2 << 20) if i == 1 else f"caption {i}")]
+    make_tar(tmp_path / "a.tar", files)
+    data = loader(tmp_path, streams=1, max_broken=1.0)
+    raw = data.collection.fetch(0, 1)
+    assert raw.members == {} and "2,097,152 bytes, more than 1,048,576" in str(raw.problem)
+    assert {caption[:9] for caption in captions_of(data.batch_at(range(3)))} == {"caption 0", "caption 2"}
+    assert data.broken == 1
+
+
 def test_a_sample_that_its_shard_ends_inside_is_not_used(tmp_path):
     """As a damaged index could place it: what indexing reads lies within the shard."""
     folder = make_shards(tmp_path, [2])
@@ -189,10 +212,35 @@ def test_a_sample_that_its_shard_ends_inside_is_not_used(tmp_path):
     assert raw.members == {} and str(raw.problem) == "the shard ends inside it"
 
 
-def test_an_empty_caption_counts_as_missing_only_where_captions_are_needed(tmp_path):
+def test_captions_may_be_a_field_of_json(tmp_path):
+    image = encoded(random_image())
+    records = [b'{"caption": " one "}', b'{"caption": null}', b"{", b'{"caption": "two"}', b'{"other": "x"}']
+    records.append(b"[" * 100_000)
+    files = [pair for i, r in enumerate(records) for pair in ((f"{i}.jpg", image), (f"{i}.json", r))]
+    make_tar(tmp_path / "a.tar", files)
+    data = loader(tmp_path, caption_field="json:caption", max_broken=1.0)
+    assert set(captions_of(data.batch_at(range(6)))) == {"one", "two"}
+
+
+def test_images_can_be_left_out(shards):
+    batch = loader(shards, SampleSpec(captions=spec_of().captions), shuffle=False, streams=1).batch_at(range(4))
+    assert batch.images.shape == (4, 0, 0, 0) and len(batch) == 4
+    assert captions_of(batch) == [f"caption of {i:04d}" for i in range(4)]
+    assert [len(part) for part in batch.split(3)] == [3, 1] and len(batch.select([2, 0])) == 2
+
+
+def test_gray_files_keep_their_levels(tmp_path):
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    make_tar(tmp_path / "a.tar", [("0.png", encoded(Image.fromarray(levels), "PNG"))])
+    images = loader(tmp_path, SampleSpec(ImageSpec((16, 16), channels=1))).batch_at([0]).images
+    assert ((images[0, 0] + 1) * 127.5).round().byte().tolist() == levels.tolist()
+
+
+def test_an_empty_caption_counts_as_missing_only_where_captions_are_needed(tmp_path, caplog):
     make_tar(tmp_path / "a.tar", sample("1", "one") + sample("2") + sample("3", ""))
     without = loader(tmp_path, spec_of(tokenize=None))
-    assert without.samples == 3 and without.batch_at([0]).cond.present() == {} and loader(tmp_path).samples == 1
+    assert without.samples == 3 and without.batch_at([0]).cond.present() == {} and not caplog.text
+    assert loader(tmp_path).samples == 1 and "2 samples left out: without an image or a .txt" in caplog.text
 
 
 def test_classes_come_from_cls_members(tmp_path):
@@ -256,3 +304,8 @@ def test_workers_outlive_a_signal_to_the_job_and_end_with_the_iterator(shards):
 def test_impossible_settings_are_refused(change, message):
     with refused(message):
         DataConfig(**change)
+
+
+def test_an_impossible_batch_size_is_refused(shards):
+    with refused("batch_size is 0, but must be at least 1"):
+        loader(shards, batch_size=0)

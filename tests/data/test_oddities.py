@@ -265,7 +265,10 @@ def test_a_report_of_another_form_is_not_believed(tmp_path):
         b"\xff",
         *(
             json.dumps({**good, name: value}).encode()
-            for name, value in (("files", "1"), ("packed", {"picture": "x"}), ("notes", []), ("skipped_files", [{}]))
+            for name, value in (
+                *(("files", "1"), ("files", 1.5), ("packed", {"picture": "x"}), ("notes", []), ("skipped_files", [{}])),
+                ("skipped_files", [*good["skipped_files"], {"file_name": 3, "reason": "another"}]),
+            )
         ),
     ]
     for data in cases:

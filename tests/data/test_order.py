@@ -2,6 +2,7 @@ import pickle
 
 import numpy as np
 import pytest
+from refusing import refused
 
 from diff_dalle.data.order import Order, streams_for
 from diff_dalle.distributed.world import deal
@@ -36,12 +37,19 @@ def test_a_position_means_the_same_however_it_is_asked_for():
         assert found == expected
 
 
+def test_seed_and_epoch_change_the_order():
+    counts = [20] * 5
+    runs = [Order(counts, seed, 8, 4).samples_at(np.arange(100) + start) for seed, start in ((0, 0), (1, 0), (0, 100))]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        same = (runs[one][0] == runs[other][0]) & (runs[one][1] == runs[other][1])
+        assert same.mean() < 0.1
+
+
 def test_every_seed_and_epoch_has_an_order_of_shards_of_its_own():
-    """In windows of one shard, nothing but the order of shards decides which one comes next; memory is bounded."""
+    """In windows of one shard, nothing but the order of shards decides which one comes next."""
     orders = [Order([2] * 40, seed, streams=1, window=1) for seed in (5, 6)]
     epochs = [order.samples_at(np.arange(80) + 80 * epoch)[0] for order in orders for epoch in range(6)]
     assert len({tuple(shards.tolist()) for shards in epochs}) == 12
-    assert len(orders[0]._mixes) <= 4 and len(orders[0]._epochs) <= 2
 
 
 def test_every_seed_and_epoch_mixes_a_window_in_its_own_way():
@@ -104,6 +112,25 @@ def test_replacements_follow_the_stream_and_reach_every_sample(samples, shuffle)
         others = set(range(samples)) - {order.sample_at(position)[1]}
         assert others <= set(order.successors(position, 1, 40 * samples if shuffle else samples - 1)[1].tolist())
         assert order.successors(position, 5, 3)[1].tolist() == order.successors(position, 1, 7)[1][4:].tolist()
+
+
+def test_memory_is_bounded():
+    order = Order([10] * 100, 0, streams=2, window=1)
+    order.samples_at(np.arange(3000))
+    assert len(order._mixes) <= 4 and len(order._epochs) <= 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "streams", "window", "message"),
+    [
+        ([1], 0, 4, "streams is 0, but must be at least 1"),
+        ([1], 8, 0, "shuffle_window is 0, but must be at least 1"),
+        ([0, 0], 8, 4, "there are no samples"),
+    ],
+)
+def test_impossible_orders_are_refused(counts, streams, window, message):
+    with refused(message):
+        Order(counts, 0, streams, window)
 
 
 def test_resampling_draws_shards_with_replacement_and_equal_chance():

@@ -1,16 +1,18 @@
 """Ready-made controls beside the images of shards: the same crop and flip as the image's."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from refusing import refused
-from shard_making import encoded, load, make_tar, random_image
+from shard_making import Letters, assert_shared, encoded, load, make_tar, random_image
 
 from diff_dalle.data.buckets import AspectConfig
-from diff_dalle.data.spec import ControlSpec, ImageSpec, SampleSpec
+from diff_dalle.data.loader import DataConfig, Loader
+from diff_dalle.data.spec import CaptionSpec, ControlSpec, ImageSpec, SampleSpec
 from diff_dalle.images.preprocessing import TransformConfig
 
 SPEC = SampleSpec(ImageSpec((16, 16)), control=ControlSpec("Cond.png"))
@@ -75,6 +77,10 @@ def test_a_gray_control_has_one_channel(tmp_path):
     assert (gray - luma).abs().max() < 0.01
 
 
+def test_workers_and_processes_see_the_same(tmp_path):
+    assert_shared(partial(load, shards(tmp_path), SPEC, random_crop=True, random_flip=True), 0, 4, 1)
+
+
 def test_a_sample_without_or_with_a_broken_control_is_left_out(tmp_path):
     """The limit of a control's bytes is that of images, not that of other members."""
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (700, 840, 3), dtype=np.uint8))
@@ -87,6 +93,14 @@ def test_a_sample_without_or_with_a_broken_control_is_left_out(tmp_path):
         load(tmp_path, replace(SPEC, control=ControlSpec("depth.png")))
 
 
+def test_a_control_needs_an_image():
+    for image in (None, replace(SPEC.image, read=False)):
+        with refused("a control belongs to an image"):
+            SampleSpec(image, (CaptionSpec(Letters(), 8),), control=ControlSpec("cond.png"))
+
+
 def test_smart_crops_are_refused(tmp_path):
     with refused("saliency crops an image and its control differently"):
         load(shards(tmp_path), SPEC, saliency="opencv")
+    with refused("saliency crops an image and its control differently"):
+        Loader(DataConfig((str(tmp_path),)), SPEC, saliency=lambda picture: picture[..., 0])

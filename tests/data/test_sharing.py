@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from file_server import serving
+from refusing import refused
 from shard_making import CAPTIONED, indexed, make_shards, make_tar, sample, tar_bytes
 
 from diff_dalle import storage
@@ -121,6 +122,12 @@ def test_a_table_that_is_elsewhere_is_made_again_once(tmp_path, monkeypatch):
     for _ in range(2):
         assert found.key(0, 1) == "0001"
     assert len(examined) == 1
+
+
+def test_what_rank_0_cannot_find_is_an_error(tmp_path):
+    """Before it waits for another process."""
+    with refused("data_dir .*nowhere does not exist"):
+        indexed(tmp_path / "nowhere", world=Threads(2).world(0))
 
 
 def test_processes_share_what_filters_and_buckets_ask(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 import os
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from shard_making import Letters, captions_of, load, make_shards, make_tar, npy_
 from diff_dalle import storage
 from diff_dalle.data.buckets import AspectConfig
 from diff_dalle.data.loader import Loader
-from diff_dalle.data.sidecars import Sidecar
+from diff_dalle.data.shards import ShardFiles
+from diff_dalle.data.sidecars import Sidecar, SidecarFiles
 from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, SampleSpec
 
 WIDTH = 6
@@ -79,6 +81,15 @@ def test_keys_can_name_the_rows(tmp_path, caplog):
     assert_aligned(data.batch_at(range(3)))
     assert captions_of(data.batch_at([3])) == ["caption of 000420001"] and (data.broken, data.missing) == (0, 2)
     assert "row 9 of 6" in caplog.text and "row -1 of 6" in caplog.text
+
+
+def test_only_the_row_is_read(shards, monkeypatch):
+    data = loader(shards, replace(spec_of(), image=None))
+    reads, read = [], ShardFiles.read
+    monkeypatch.setattr(ShardFiles, "read", lambda *call: reads.append(call[1:]) or read(*call))
+    data.batch_at(range(8))
+    sizes = [size for shard, _, size in reads if shard.path.endswith(".npy")]
+    assert sizes == [4 * WIDTH] * 8
 
 
 def test_embeddings_alone_need_no_member_of_the_tar(shards):
@@ -240,6 +251,17 @@ def test_two_shards_cannot_share_a_file(shards, tmp_path):
     make_shards(tmp_path / "more", [3])
     with refused(r"00000\.tar and .*more/00000\.tar would share the embeddings .*00000\.npy"):
         loader(shards, spec_of(f"{tmp_path}/img_emb_{{}}.npy"))
+
+
+def test_headers_are_read_once(shards, monkeypatch):
+    """When the loader is made, and not again by workers or for samples."""
+    parsed = []
+    original = SidecarFiles._open
+    monkeypatch.setattr(SidecarFiles, "_open", lambda self, path: parsed.append(path) or original(self, path))
+    data = loader(shards, spec_of())
+    assert len(parsed) == 3
+    data.batch_at(range(15))
+    assert len(parsed) == 3
 
 
 def test_shards_without_samples_need_no_file(shards, tmp_path):

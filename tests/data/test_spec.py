@@ -30,6 +30,7 @@ from shard_making import (
 from diff_dalle.config import from_dict
 from diff_dalle.data import captions, samples
 from diff_dalle.data.loader import Loader
+from diff_dalle.data.shard_table import IMAGE
 from diff_dalle.data.shards import ShardFiles
 from diff_dalle.data.sidecars import Sidecar
 from diff_dalle.data.spec import CaptionSpec, EmbeddingSpec, ImageSpec, JsonFilter, Rejected, SampleSpec
@@ -244,6 +245,19 @@ def test_replacements_for_rejected_samples_do_not_depend_on_workers_and_processe
     assert_shared(partial(loader, rich, spec, random_crop=True, streams=4, shuffle=True), 0, 40, 1)
 
 
+def test_of_rejected_replacements_only_the_json_is_read(rich, monkeypatch):
+    data = loader(rich, SampleSpec(IMAGES, filters=(between(9, 99),)))
+    read, fetch = [], type(data.collection).fetch
+
+    def noted(self, *place):
+        read.append(fetch(self, *place))
+        return read[-1]
+
+    monkeypatch.setattr(type(data.collection), "fetch", noted)
+    data.batch_at([0])
+    assert [set(raw.members) for raw in read] == [{IMAGE, "json"}, *[{"json"}] * 9, {IMAGE, "json"}]
+
+
 def test_when_everything_is_rejected_the_error_names_the_filter(rich, monkeypatch):
     monkeypatch.setattr(samples, "MAX_REJECTED", 300)
     spec = SampleSpec(IMAGES, filters=(between(0, 99, "fine"), between(50, 99, "aesthetics")))
@@ -324,6 +338,8 @@ def test_every_tensor_of_a_chunk_is_pinned(rich, monkeypatch):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (SampleSpec, "must hold something"),
+        (lambda: ImageSpec((16, 0)), r"image size is \(16, 0\)"),
         (lambda: SampleSpec(captions=(CAPTION, CAPTION)), "fields of a sample .* mask occurs twice"),
         (lambda: SampleSpec(captions=(CAPTION,), embeddings=(EmbeddingSpec(8, "npy", length=3),)), "mask occurs twice"),
         (lambda: ImageSpec((16, 16), channels=4), "4 channels, but must have 3"),
@@ -366,6 +382,7 @@ def test_transforms_follow_the_position_and_workers_change_nothing(rich):
 def test_without_augmentation_crops_lie_in_the_middle(rich):
     def images(start=0, **settings):
         data = loader(rich, SampleSpec(IMAGES), augment=False, **settings)
+        assert data.dataset._draws([start]) == [[]]  # as many as nothing random needs
         return data.batch_at(range(start, start + 6)).images
 
     plain, settings = images(), {"transforms": crops(ratio=[1, 1])}

@@ -1,6 +1,7 @@
 """Frozen CLIPs: ours from its checkpoints, and what all have in common."""
 
 import json
+import pickle
 import shutil
 import sys
 import types
@@ -107,6 +108,11 @@ def test_texts_of_another_length_are_refused(clip):
     tokens, mask = clip.tokenize(TEXTS[:1], 10)
     with refused("reads texts of 12 tokens, but they have 10"):
         clip.encode_tokens(tokens, mask)
+
+
+def test_the_tokenizer_can_be_sent_to_a_worker(clip):
+    sent = pickle.loads(pickle.dumps(clip.tokenize))
+    assert torch.equal(sent(TEXTS, 12)[0], clip.tokenize(TEXTS, 12)[0])
 
 
 def test_its_precision_is_its_own(clip, path):

@@ -137,8 +137,9 @@ def test_a_local_file_has_the_identity_of_the_published_weights(library, tmp_pat
     assert load_clip("open_clip", f"RN50:{file}", "cpu").mean.flatten().tolist() == pytest.approx(MEAN)
 
 
-def test_half_precision(library):
-    clip, half = (load_clip("open_clip", NAME, "cpu", name) for name in ("fp32", "fp16"))
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision(library, precision):
+    clip, half = (load_clip("open_clip", NAME, "cpu", name) for name in ("fp32", precision))
     found = half.encode_images(images())
     assert found.dtype == torch.float32 and F.cosine_similarity(found, clip.encode_images(images())).min() > 0.99
     assert half.identity == clip.identity and half.network.visual.conv.weight.element_size() == 2

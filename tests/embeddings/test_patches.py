@@ -32,10 +32,10 @@ def opened(path, size=0, image_size=16):
     return open_encoder(path, CPU, "alignment_path", image_size, size)
 
 
-@pytest.mark.parametrize(
-    ("name", "registers", "gated", "size"),
-    [("dino.pth", 0, False, (12, 12)), ("dino.pth", 2, True, (20, 12)), ("dino.safetensors", 2, False, (20, 12))],
-)
+@pytest.mark.parametrize("name", ["dino.pth", "dino.safetensors"])
+@pytest.mark.parametrize("registers", [0, 2])
+@pytest.mark.parametrize("gated", [False, True], ids=["MLP", "SwiGLU"])
+@pytest.mark.parametrize("size", [(12, 12), (20, 12)])
 def test_dinov2_is_the_published_network(tmp_path, name, registers, gated, size):
     """Every tensor of the file counts, also where positions are interpolated."""
     state = make_state(registers, gated)

@@ -8,6 +8,7 @@ from PIL import Image
 
 from diff_dalle.config import InputError
 from diff_dalle.evaluation.fidelity import (
+    PSNR_CAP,
     average_pool_uint8,
     bicubic_upsample,
     consistency,
@@ -44,6 +45,11 @@ def test_psnr_averages_the_error_over_pixels_and_channels_of_each_image_alone():
     found = psnr_uint8(a, b)
     assert found[0] == math.inf
     assert found[1:] == pytest.approx([10 * math.log10(255**2 * 60 / 60**2), 10 * math.log10(255**2 * 3 / 3**2)])
+
+
+def test_rounding_to_whole_levels_stays_just_below_the_cap():
+    values = np.random.RandomState(0).uniform(0, 255, 100_000)
+    assert 58.5 < 10 * math.log10(255**2 / np.square(values - values.round()).mean()) < PSNR_CAP
 
 
 # Made by scikit-image 0.26: structural_similarity(a, b, gaussian_weights=True, sigma=1.5, use_sample_covariance=False,

@@ -25,6 +25,19 @@ def normal(seed: int, n: int, d: int = D) -> torch.Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def with_moments(seed: int, n: int, mean: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
+    """Features whose sample mean and sample covariance are exactly these."""
+    white = normal(seed, n, len(mean))
+    white = white - white.mean(0)
+    white = white @ torch.linalg.inv(torch.linalg.cholesky(white.T @ white / (n - 1))).T
+    return white @ torch.linalg.cholesky(covariance).T + mean
+
+
+def covariance(seed: int) -> torch.Tensor:
+    a = normal(seed, D)
+    return a @ a.T + torch.eye(D)
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_returns_plain_finite_numbers(name):
     """The battery over METRICS: floats by name, also from float32 features and unequal N."""
@@ -48,10 +61,39 @@ def test_every_metric_ignores_the_order_of_images(name):
     assert shuffled == pytest.approx(METRICS[name](real, fake), rel=1e-9, abs=1e-12)
 
 
+def test_frechet_distance_of_a_set_to_itself_is_zero():
+    assert frechet_distance(normal(0, 50), normal(0, 50))["frechet_distance"] < 1e-10
+
+
+def test_frechet_distance_matches_the_eigenvalues_of_the_product():
+    """For covariances that do not commute: tr (Σ₁Σ₂)^½ from numpy's eigenvalues of the plain product."""
+    first, second = covariance(4), covariance(5)
+    found = frechet_distance(
+        with_moments(1, 60, torch.zeros(D).double(), first), with_moments(2, 60, torch.ones(D).double(), second)
+    )
+    cross = np.sqrt(np.linalg.eigvals((first @ second).numpy()).real).sum()
+    expected = D + float(first.trace() + second.trace()) - 2 * cross
+    assert found["frechet_distance"] == pytest.approx(expected, rel=1e-9)
+
+
 def test_frechet_distance_survives_singular_covariances():
     """Fewer images than dimensions: finite, and the shift of the mean is still in it."""
     real = normal(0, 8, 32)
     assert frechet_distance(real, real + 1)["frechet_distance"] == pytest.approx(32, rel=1e-6)
+
+
+def test_kernel_distance_matches_three_plain_loops():
+    """The unbiased estimate, pair by pair."""
+    real, fake = normal(0, 13), normal(1, 11) * 1.5 + 0.2
+
+    def kernel(x, y):
+        return (float(x @ y) / D + 1) ** 3
+
+    def own(z):
+        return np.mean([kernel(z[i], z[j]) for i in range(len(z)) for j in range(len(z)) if i != j])
+
+    expected = own(real) + own(fake) - 2 * np.mean([kernel(x, y) for x in real for y in fake])
+    assert kernel_distance(real, fake)["kernel_distance"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_repeated_images_lie_inside_their_own_manifold():

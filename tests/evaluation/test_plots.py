@@ -49,6 +49,12 @@ def test_lines_and_references_have_colors_of_their_own_and_a_legend():
     assert all((legend == [int(c[k : k + 2], 16) for k in (1, 3, 5)]).all(2).any() for c in COLORS[:5])
 
 
+def test_the_same_numbers_give_the_same_pixels():
+    """Plots of a resumed run equal those of an uninterrupted one."""
+    first, second = (np.asarray(line_plot({"a": [(0, 0.1), (3, 0.9)]}, "step", "score")) for _ in range(2))
+    assert np.array_equal(first, second) and first.dtype == np.uint8 and first.shape[2] == 3
+
+
 def test_plots_leave_pyplot_alone(monkeypatch):
     """pyplot holds global state, and its backend may need a display."""
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # which other packages import

@@ -210,7 +210,8 @@ def test_pixels_that_end_early_are_damage(rows):
 
 
 @pytest.mark.parametrize("rows", [8, 9])
-def test_black_pictures_are_whole(rows):
+def test_black_pictures_are_whole(rows, monkeypatch):
+    monkeypatch.setattr(decode, "MAX_UNPACKED", 7)
     found, _ = decode_image(png(pixels=bytes(ROW * rows)), 64)
     assert not np.array(found).any()
 
@@ -220,21 +221,28 @@ def test_other_depths_and_colors():
         assert pixels(encoded(Image.new(mode, (9, 5)), "PNG")).shape == (5, 9, 3)
 
 
-def interlaced(content: bytes) -> bytes:
-    """8 × 7 gray pixels."""
-    data = png(height=7, pixels=content, colors=0)
+def interlaced(content: bytes, height: int = 7) -> bytes:
+    """``height`` × 8 gray pixels."""
+    data = png(height=height, pixels=content, colors=0)
     head = data[12:28] + b"\1"
     return data[:12] + head + zlib.crc32(head).to_bytes(4, "big") + data[33:]
 
 
 def test_interlaced_pictures():
-    """Seven passes have 56 bytes and 14 filters; the last row is in the sixth, before the last 27 bytes."""
-    assert pixels(interlaced(bytes(70))).max() == 0
+    """Seven passes have 56 bytes and 14 filters; the last row is in the sixth, before the last 27 bytes. 8 × 8 pixels
+    have 64 bytes and 15 filters."""
+    for height, size in ((7, 70), (8, 79)):
+        whole = interlaced(bytes(size), height)
+        assert decode._bytes_of_pixels(whole) == size and pixels(whole).max() == 0
+        image = Image.new("L", (8, height))
+        image.info["interlace"] = 1
+        assert decode._is_complete(image, whole)
+        assert not decode._is_complete(image, interlaced(bytes(size - 1), height))
     for missing in (9, 18):
         with pytest.raises(BrokenSample, match="its pixels end before"):
             pixels(interlaced(bytes(39) + b"\1" * 4 + bytes(27 - missing)))
 
 
-def test_a_picture_with_a_last_row_is_not_decoded_again(monkeypatch):
-    monkeypatch.setattr(Image, "frombytes", lambda *_: pytest.fail("decoded"))
+def test_a_picture_with_a_last_row_is_not_unpacked_again(monkeypatch):
+    monkeypatch.setattr(decode, "_bytes_of_pixels", lambda *_: pytest.fail("unpacked"))
     decode_image(png(pixels=bytes(ROW * 7) + b"\0" + b"\1" * 24), 64)

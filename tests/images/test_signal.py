@@ -23,6 +23,7 @@ def test_grayscale_is_pillows_and_gray_stays_gray():
     assert x.shape == (2, 1, 50, 41) and np.array_equal(((x[:, 0] + 1) * 127.5).round().numpy(), luma)
     images = signal.to_pixels(x)
     assert images.shape == COLORS.shape and all(np.array_equal(images[..., c], luma) for c in range(3))
+    assert signal.from_pixels(COLORS[:0]).shape == (0, 1, 50, 41)
     levels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, axis=3)
     assert np.array_equal(signal.to_pixels(signal.from_pixels(levels)), levels)
 

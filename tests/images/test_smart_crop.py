@@ -81,6 +81,7 @@ def test_the_loader_crops_by_an_installed_one(tmp_path, monkeypatch):
     )
     found = Loader(bright, spec, augment=False).batch_at([0, 1]).images
     assert Loader(plain, spec).batch_at([0, 1]).images.max() < 0 < found.max()
+    assert (Loader(plain, spec, saliency=brightness, augment=False).batch_at([0, 1]).images == found).all()
     assert (Loader(bright, spec).batch_at(range(40)).images != found[:1]).any()
     with pytest.raises(
         InputError, match=r"saliency is 'brigt', .*there are bright, opencv; did you mean bright.* center"

@@ -10,7 +10,15 @@ from shard_making import encoded, random_image
 
 from diff_dalle.config import InputError
 from diff_dalle.images.decode import BrokenSample, decode_image
-from diff_dalle.images.transforms import Window, center_crop, center_crop_mask, random_cover, random_crop, random_window
+from diff_dalle.images.transforms import (
+    Window,
+    center_crop,
+    center_crop_mask,
+    covering_size,
+    random_cover,
+    random_crop,
+    random_window,
+)
 
 SIZES = [(64, 64), (65, 64), (127, 128), (200, 131), (130, 333), (48, 50), (20, 30), (259, 517)]
 
@@ -34,6 +42,43 @@ def test_the_center_crop_equals_guided_diffusion_bit_for_bit(size, target):
     top, left = (plain.shape[0] - target[0]) // 2, (plain.shape[1] - target[1]) // 2
     expected = plain[top : top + target[0], left : left + target[1]]
     np.testing.assert_array_equal(center_crop(image, size, target), expected)
+
+
+@pytest.mark.parametrize(
+    ("image", "size", "shorter"),
+    [  # (height, width) of image and bucket, and what the shorter side of the image becomes
+        ((600, 900), (608, 928), 619),
+        ((900, 600), (608, 928), 928),
+        ((1000, 500), (512, 1024), 1024),
+        ((1500, 500), (512, 1024), 1024),  # 1536 in Stable Cascade's code, which is larger than covering takes
+        ((100, 100), (96, 128), 128),
+    ],
+)
+def test_images_are_scaled_to_cover_and_no_further(image, size, shorter):
+    assert min(covering_size(image, size)) == shorter
+
+
+def test_there_is_no_padding_and_no_enlargement_beyond_covering():
+    """One side of the scaled image is that of its bucket, the other no shorter, to a pixel of the exact scale."""
+    for image in np.random.default_rng(0).integers(100, 1000, (500, 2)).tolist():
+        for size in ((96, 544), (192, 320), (256, 256), (352, 160)):
+            covering = covering_size(tuple(image), size)
+            assert min(a - b for a, b in zip(covering, size, strict=True)) == 0
+            scale = max(size[0] / image[0], size[1] / image[1])
+            halvings = max(0, math.floor(-math.log2(scale)))  # each may drop half a pixel
+            assert np.abs(np.array(covering) - scale * np.array(image)).max() <= 1 + halvings + 0.01 * max(covering)
+
+
+@pytest.mark.parametrize("grid", [2, 3, 8])
+def test_windows_and_downsampling_commute(grid):
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 96, 3))
+
+    def sums(image):
+        return image.reshape(image.shape[0] // grid, grid, -1, grid, 3).sum((1, 3))
+
+    for u in np.random.default_rng(1).random((50, 2)).tolist():
+        small = random_window(sums(pixels), Window(24 // grid, 1), u)
+        np.testing.assert_array_equal(sums(random_window(pixels, Window(24, grid), u)), small)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -91,7 +91,11 @@ def test_a_body_that_ends_early_without_an_error_goes_on_too():
     assert requests == [(0, None), (1000, None), (2000, None), (3000, None)]
 
 
-def test_an_unknown_host_is_asked_for_once():
+def test_what_is_not_temporary_is_asked_once(server):
+    for path, reason in (("/none", "none does not exist"), ("/secret", "permission denied")):
+        with refused(reason):
+            storage.read_bytes(server.url(path), 0, 5)
+    assert server.requests == ["/none", "/secret"]
     with refused("failed"):
         storage.read_bytes("http://no-such-host.invalid/a")
 
@@ -111,7 +115,8 @@ def test_a_body_that_breaks_off_goes_on_without_ranges_too(server):
     server.files["/a.bin"], server.cut, server.ranges = DATA, 5, False
     with storage.open_read(server.url("/a.bin")) as stream:
         assert b"".join(iter(lambda: stream.read(100_000), b"")) == DATA and server.cut == 0
-    assert all(headers["Range"] for headers in server.headers[1:])
+    again = [headers["Range"] for headers in server.headers[1:]]
+    assert len(again) == 5 and all(header and not header.startswith("bytes=0-") for header in again)
 
 
 def test_progress_renews_the_time(server, monkeypatch):

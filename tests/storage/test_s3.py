@@ -94,7 +94,7 @@ def test_an_upload_is_repeated(bucket, monkeypatch):
     def refusal(code: str) -> ClientError:
         return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "PutObject")
 
-    errors = [ConnectionResetError("reset by peer"), refusal("RequestTimeout")]
+    errors = [*[ConnectionResetError("reset by peer")] * 3, refusal("RequestTimeout")]
 
     def unreliable(self, *paths):
         if errors:

@@ -103,7 +103,7 @@ def test_failures_name_the_path_and_the_reason(tmp_path, server):
         storage.write_bytes(server.url("/a"), b"")
     with refused("cannot be listed"):
         storage.list_files(server.url("/"))
-    with refused("nowhere"):
+    with refused("nowhere does not exist"):
         storage.write_bytes(str(tmp_path / "nowhere/a"), b"")
 
 
