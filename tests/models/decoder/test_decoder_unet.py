@@ -331,5 +331,8 @@ def test_image_sizes_that_the_stages_do_not_divide_are_refused(efficient, diviso
 
 
 def test_impossible_conditions_are_refused():
+    with refused("image_embed_dim is none"):
+        DecoderUnet(replace(TINY, image_embed_dim=None))
+    DecoderUnet(replace(TINY, image_embed_dim=None), image_embedding=False)
     with refused("low_res_level is the noise level of low_res"):
         DecoderUnet(TINY, low_res_level=True)
