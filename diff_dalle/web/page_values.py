@@ -21,6 +21,7 @@ EDITS = {
     "Image to image": "strength",
     "Variations": "variation",
 }
+EMPTY = "is empty: enter a number"
 TEXTS = ("prompt", "negative_prompt")  # which may be empty
 # Settings of a wish that are controls of the page: those with one of their own, and the others of each kind of stage.
 SAME = (
@@ -77,6 +78,8 @@ def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles
     if "control_image" not in files.files:
         del asked["control_scale"]
     if model.loras and isinstance(values["loras"], list):
+        if values["lora_factor"] is None:
+            raise InputError(Fault("lora_factor", EMPTY))
         asked["lora"] = [f"{name}:{values['lora_factor']}" for name in values["loras"]]
     for flag in (flag for kind in set(model.kinds) for flag in MORE[kind]):
         text = values.get(flag)
@@ -86,7 +89,7 @@ def read_wish(values: dict[str, Any], model: Served) -> tuple[Wish, PictureFiles
         if not kind:
             raise InputError(f"edit must be one of {', '.join(EDITS)}")
         asked[kind] = values["amount"]
-    InputError.check(Fault(name, "is empty: enter a number") for name, value in asked.items() if value is None)
+    InputError.check(Fault(name, EMPTY) for name, value in asked.items() if value is None)
     texts = {name: value.strip() for name, value in asked.items() if isinstance(value, str)}
     return from_dict(Wish, asked | texts), files
 
