@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -308,42 +307,6 @@ def test_held_out_losses_are_unweighted_and_say_what_is_used():
     for center in range(-9, 10, 2):
         inside = (log_snr >= center - 1) & (log_snr < center + 1)
         assert torch.equal(~bins[f"loss_log_snr_{center}"].isnan(), inside)
-
-
-class Averages(nn.Module):
-    """An encoder whose latents are the colors of squares."""
-
-    def __init__(self, stride: int, channels: int):
-        super().__init__()
-        self.config, self.channels = SimpleNamespace(stride=stride, semantic_channels=channels), channels
-
-    def encode(self, images):
-        return functional.avg_pool2d(images, self.config.stride).repeat(1, 6, 1, 1)[:, : self.channels]
-
-
-def test_stage_b_learns_to_use_its_map():
-    """On held-out pictures of random squares, its error with the map is far below that with a zero map."""
-
-    def pictures(positions) -> Batch:
-        colors = Draw(5, torch.tensor(list(positions))).normal("colors", (3, 2, 2)).sign()
-        return replace(make_batch(positions), images=functional.interpolate(colors, (16, 16)))
-
-    torch.manual_seed(0)
-    wordless = replace(OWN_TEXT, enc_attn_dim=0)
-    config = StageBConfig(**{**SHAPE, "widths": (32, 32)}, text=wordless, pooled_width=0, pixel_channels=0)
-    task = StageBTask(StageB(config, VOCABULARY), LogSnrProcess(), StageBTaskConfig(semantic_scale=(1.0, 1.0)))
-    task.add_companion(STAGE_A, Averages(4, config.channels))
-    task.add_companion(SEMANTIC, Averages(8, config.semantic_channels))
-    optimizer = torch.optim.Adam(task.model.parameters(), 3e-3)
-    for step in range(150):
-        batch = pictures(range(16 * step, 16 * step + 16))
-        optimizer.zero_grad()
-        task.losses(batch, draw_of(batch))["loss"].mean().backward()
-        optimizer.step()
-    held_out = pictures(range(10**6, 10**6 + 64))
-    with torch.no_grad():
-        values = task.held_out(held_out, draw_of(held_out))
-    assert values["semantic_drop_gap"].mean() > 0.25 * values["loss"].mean()
 
 
 # ------------------------------------------------------------------------------------------------------------- previews
