@@ -27,6 +27,7 @@ from diff_dalle.models.transformer import DenoiserConfig
 
 Call = Callable[..., Tensor]  # of the rows, and whether dropout has keys
 ALL = (0, 1, 2)
+SIZE = (8, 24)  # of images of the generators and decoders
 KEYS = torch.tensor([5, -7, 2**40])
 STAGE_A = StageAConfig(levels=2, width=12, bottleneck_blocks=2, latent_channels=3, codebook_size=20)
 SEMANTIC = SemanticConfig(stride=8, semantic_channels=5, encoder_width=8, encoder_blocks=1, previewer_width=16)
@@ -53,21 +54,23 @@ def with_statistics(network: nn.Module) -> nn.Module:
     return network
 
 
-def called(network: nn.Module, x: Tensor, t: Tensor, cond: Conditioning) -> Call:
+def called(network: nn.Module, x: Tensor, t: Tensor, cond: Conditioning, learned_variance: bool = False) -> Call:
     def call(rows: Sequence[int] = ALL, keyed: bool = True) -> Tensor:
         rows = list(rows)
         given = replace(cond, dropout_keys=KEYS if keyed else None).select(rows)
-        return network(x[rows], t[rows], given)
+        out = network(x[rows], t[rows], given)
+        assert out.shape == (len(rows), x.shape[1] * (1 + learned_variance), *x.shape[2:])
+        return out
 
     return call
 
 
-def generator(**settings: Any) -> tuple[nn.Module, Call]:
-    network = make_generator(**settings)
-    (x, t), level = noisy(), torch.tensor([0.0, 0.1, 0.5])
-    cond = replace(captions(), labels=torch.tensor([0, 4, 5]), low_res=noisy(size=(4, 4))[0])
+def generator(learned_variance: bool = False, **settings: Any) -> tuple[nn.Module, Call]:
+    network = make_generator(learned_variance=learned_variance, **settings)
+    (x, t), level = noisy(size=SIZE), torch.tensor([0.0, 0.1, 0.5])
+    cond = replace(captions(), labels=torch.tensor([0, 4, 5]), low_res=noisy(size=(2, 6))[0])
     cond = replace(cond, low_res_level=level, low_res_blur=level)
-    return network, called(network, x, t, cond)
+    return network, called(network, x, t, cond, learned_variance)
 
 
 def transformer(**settings: Any) -> tuple[nn.Module, Call]:
@@ -75,7 +78,7 @@ def transformer(**settings: Any) -> tuple[nn.Module, Call]:
 
 
 def upsampler(**settings: Any) -> tuple[nn.Module, Call]:
-    return generator(low_res=LowResConfig(4, True), learned_variance=True, **settings)
+    return generator(True, low_res=LowResConfig(4, True), **settings)
 
 
 def text_encoder(**settings: Any) -> tuple[nn.Module, Call]:
@@ -101,7 +104,8 @@ def decoder(low_res: bool = False, learned_variance: bool = False, **settings: A
     torch.manual_seed(0)
     config = replace(TINY, **settings)
     network = randomize(DecoderUnet(config, True, low_res, low_res, learned_variance))
-    return network, called(network, *noisy(channels=config.channels), decoder_conditions(config))
+    x, t = noisy(size=SIZE, channels=config.channels)
+    return network, called(network, x, t, decoder_conditions(config, size=SIZE), learned_variance)
 
 
 def stage(config: Any, **settings: Any) -> tuple[nn.Module, Call]:

@@ -59,7 +59,7 @@ class Door:
     ):
         self.app, self.hosts, self.folder, self.disk_bytes = app, hosts, folder, disk_bytes
         self.listening = collections.Counter[str]() if listening is None else listening
-        self.uploads = Shares("uploads", UPLOADS_EACH, UPLOADS)
+        self.uploads = Shares("uploads", UPLOADS_EACH, UPLOADS, "others are uploading pictures")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -191,7 +191,7 @@ class BodyLimit:
 
     def __init__(self, app: Any, most: int, seconds: float):
         self.app, self.most, self.seconds = app, most, seconds
-        self.bodies = Shares("bytes of bodies", BODIES_EACH * most, BODIES * most)
+        self.bodies = Shares("bodies", BODIES_EACH * most, BODIES * most, "others are sending large requests")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":

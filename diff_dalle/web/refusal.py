@@ -25,17 +25,18 @@ SHARED = ("127.0.0.1", "::1")
 
 
 class Shares:
-    """Of one kind of thing. most: of it for each client. all: of it for all clients together."""
+    """Of one kind of thing. most: of it for each client. all: of it for all clients together, and busy:
+    what keeps these from more."""
 
-    def __init__(self, what: str, most: int, all: float = math.inf):
-        self.what, self.most, self.all, self.total = what, most, all, 0
+    def __init__(self, what: str, most: int, all: float = math.inf, busy: str = ""):
+        self.what, self.most, self.all, self.busy, self.total = what, most, all, busy, 0
         self.held: collections.Counter[str] = collections.Counter()
 
     def take(self, client: str | None, count: int = 1) -> None:
         """Raises Refusal if the client would hold more than its share, or all together more than there is. client: its
         address, None = unknown."""
         if self.total + count > self.all:
-            raise Refusal(503, f"busy, try again: others have all {self.what} that there may be at a time")
+            raise Refusal(503, f"busy, try again: {self.busy}")
         if client is not None and client not in SHARED:
             if self.held[client] + count > self.most:
                 raise Refusal(503, f"busy, try again: {self.what} of your address are as many as it may have at a time")

@@ -6,7 +6,6 @@ import base64
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from threading import Event
 from typing import Any
 
@@ -108,6 +107,16 @@ def value_range(found: Mapping[str, Line]) -> tuple[float, float] | None:
     return low - margin, high + margin
 
 
+def duration(seconds: float) -> str:
+    """``duration(3700) == "1 h 2 min"``; the two largest units."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    units = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
+    first = next((i for i, (count, _) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count} {unit}" for count, unit in units[first : first + 2] if count) or "0 s"
+
+
 def status(runs: Mapping[str, WatchedRun | InputError]) -> str:
     """How far each run is: HTML."""
     return f'<div class="runs">{"".join(_card(label, run) for label, run in runs.items())}</div>'
@@ -128,8 +137,7 @@ def _card(label: str, run: WatchedRun | InputError) -> str:
         ("samples per second", f"{run.samples_per_second:,.4g}" if run.samples_per_second else "–"),
     ]
     if state == "training":
-        left = run.seconds_left
-        rows.append(("time left", "–" if left is None else str(timedelta(seconds=round(left)))))
+        rows.append(("time left", "–" if run.seconds_left is None else duration(run.seconds_left)))
     for part in run.parts:
         losses = run.series.get(f"{part}held_out/loss")
         if losses:

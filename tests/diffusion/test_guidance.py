@@ -60,17 +60,23 @@ def test_scale_one_is_off():
     assert torch.equal(found.x_start, plain.x_start) and torch.equal(found.mean, plain.mean)
 
 
-@pytest.mark.parametrize(("scales", "name"), [((2.0, None), "guidance_scale"), ((1.0, 2.0), "guidance_scale_end")])
-def test_guidance_requires_a_condition(scales, name):
+@pytest.mark.parametrize(
+    ("scales", "name", "missing"),
+    [
+        ((2.0, None), "guidance_scale", "guidance_scale is 2, but null is missing"),
+        ((1.0, 2.0), "guidance_scale_end", "null is missing"),
+    ],
+)
+def test_guidance_requires_a_condition(scales, name, missing):
     """Neither missing conditions nor those with nothing to drop are silently left unguided."""
     process, config = create_gaussian_diffusion(CONFIG), GuidanceConfig(*scales)
     low_res = Conditioning(low_res=torch.zeros(2, 3, 4, 4))
     for cond, null in ((None, None), (low_res, low_res)):
         with refused(f"{name} is 2, but there is no caption, class or image embedding"):
             guided_denoiser(process, Network(), cond, null, config)
-    with refused("null is missing"):
+    with refused(missing):
         guided_denoiser(process, Network(), COND, None, config)
-    assert config.at_scale(1.0).scales(True) == (1, 1)
+    assert config.scales(True) == (scales[0], scales[1] or scales[0]) and config.at_scale(1.0).scales(True) == (1, 1)
 
 
 def test_an_embedding_mask_may_be_left_out():

@@ -227,23 +227,38 @@ def exact(process):
 
 
 def gaussian(process, count, name, n=20_000):
-    """Samples [n] of ``count`` steps with the exact denoiser of data N(.7, .5²)."""
+    """Samples [n] of ``count`` steps with the exact denoiser of data N(.7, .5²), and their exact values under the
+    deterministic process."""
     steps, generator = process.steps(count), torch.Generator().manual_seed(0)
     x = torch.randn(n, 1, 1, 1, generator=generator)
     denoise = steps.denoiser(exact(process), clip_denoised=False)
     *_, last = SAMPLERS[name](steps, denoise, x, lambda t: torch.randn(x.shape, generator=generator))
-    return last.x.flatten()
+    level = steps.alphas_cumprod[-1]
+    ends = 0.7 + 0.5 * (x - 0.7 * level**0.5) / (0.25 * level + 1 - level) ** 0.5
+    return last.x.flatten(), ends.flatten()
 
 
 @pytest.mark.parametrize("name", GAUSSIAN_STD)
 def test_the_spread_of_each_sampler(name):
     """DDPM, DDIM and LCM, whatever the scaler and the prediction."""
     for count, expected in GAUSSIAN_STD[name].items():
-        x = gaussian(make(), count, name)
+        x, _ = gaussian(make(), count, name)
         assert x.std().item() == pytest.approx(expected, abs=0.01) and x.mean().item() == pytest.approx(0.7, abs=0.01)
     for scaler, prediction in PAIRS:
-        x = gaussian(make(scaler=scaler, prediction=prediction), 10, name)
+        x, _ = gaussian(make(scaler=scaler, prediction=prediction), 10, name)
         assert x.std().item() == pytest.approx(GAUSSIAN_STD[name][10], abs=0.01), (scaler, prediction)
+
+
+@pytest.mark.parametrize(("scaler", "prediction"), PAIRS)
+def test_second_order_pays(scaler, prediction):
+    """dpm++2m and unipc beside ddim, on the exact denoiser: root mean square errors."""
+    process = make(scaler=scaler, prediction=prediction)
+    for count in (10, 20):
+        error = {}
+        for name in ("ddim", "dpm++2m", "unipc"):
+            x, ends = gaussian(process, count, name, 1000)
+            error[name] = (x - ends).square().mean().sqrt().item()
+        assert error["dpm++2m"] < 0.55 * error["ddim"] and error["unipc"] < 0.55 * error["ddim"], error
 
 
 def test_strength_and_guidance_interval_are_fractions_of_time():

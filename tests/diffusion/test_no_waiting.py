@@ -9,7 +9,7 @@ import functools
 import pytest
 import torch
 from network_making import captions, make_generator
-from waiting import CountTransfers, needs_cuda, run_without_waiting, transfers
+from waiting import CountNumbers, CountTransfers, needs_cuda, reads, run_without_waiting, transfers
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import (
@@ -147,3 +147,25 @@ def test_sampling_copies_conditions_and_tables_at_its_start_and_then_nothing(sam
         for _ in sample_steps(network, process, batch, SamplerConfig(sampler, 5), GuidanceConfig(2.0)):
             counts.append(counting.count)
     assert counts == [2] * 5 and not counting.waiting
+
+
+def test_what_would_wait_is_counted():
+    values, there = torch.zeros(2), torch.empty(2, device="meta")
+    with CountTransfers() as copies, CountNumbers() as made:
+        values.to("meta")
+        values.to("meta", non_blocking=True)
+        there.copy_(values, non_blocking=True)
+        torch.tensor([1.0])
+        torch.tensor([1.0], device="meta")
+    assert (copies.count, copies.waiting, made.count) == (3, 1, 1)
+
+
+@pytest.mark.parametrize("read", ["item", "tolist", "cpu", "numpy", "__bool__", "__float__", "nonzero"])
+def test_the_watch_over_reads_sees_each_of_them(read):
+    values, index = torch.ones(3), torch.arange(3)
+    with reads([index]) as found:
+        index[1:].tolist(), index.numpy()
+        assert not found
+        tensor = values[0] if read in ("item", "__bool__", "__float__") else values
+        getattr(tensor, read)()
+        assert len(found) == 1

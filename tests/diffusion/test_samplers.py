@@ -194,8 +194,31 @@ def test_samplers_agree_with_guided_diffusions_loops(mean, variance):
 # ------------------------------------------------------------------------------------------------- straight lines
 
 
-@pytest.mark.parametrize(("name", "prediction"), [(name, [*TARGETS][i % 4]) for i, name in enumerate(SAMPLERS)])
+def flow(name, steps, prediction="x_start", scale=0.3, **settings):
+    """The samples of a flow's exact network."""
+    config = DiffusionConfig(noise_schedule="flow", prediction=prediction, variance="fixed_small", **settings)
+    process = SamplerConfig(name, steps).process(config)
+    model = ExactFlow(training_process(config), scale)
+    count, dtype = (256, torch.float32) if scale == 0 else (2000, torch.float64)
+    return solve(name, process, model, count, clip=scale == 0, dtype=dtype)
+
+
+FLOWS = [(name, [*TARGETS][i % len(TARGETS)]) for i, name in enumerate(SAMPLERS)]
+
+
+@pytest.mark.parametrize(("name", "prediction"), FLOWS)
 def test_every_sampler_ends_at_the_data_along_straight_lines(name, prediction):
-    config = DiffusionConfig(noise_schedule="flow", prediction=prediction, variance="fixed_small", flow_shift=2.0)
-    process = SamplerConfig(name, 25).process(config)
-    check_ends_at_the_data(solve(name, process, ExactFlow(training_process(config)), clip=True))
+    check_ends_at_the_data(flow(name, 25, prediction, scale=0.0))
+
+
+@pytest.mark.parametrize(("name", "prediction"), [each for each in FLOWS if each[0] != "lcm"])
+def test_every_sampler_has_the_right_distribution_along_straight_lines(name, prediction):
+    check_distribution(flow(name, 100, prediction, flow_shift=2.0), 0.3)
+
+
+def test_second_order_pays_along_straight_lines():
+    """With 20 evaluations; Heun takes two a step."""
+    exact = flow("unipc", 300)
+    found = {name: flow(name, 10 if name == "heun" else 20) for name in ORDERS}
+    errors = {name: (x - exact).square().mean().sqrt() for name, x in found.items()}
+    assert max(error for name, error in errors.items() if name != "ddim") < errors["ddim"] / 2

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from refusing import refused
 from torch import nn
 
 from diff_dalle.batch import Conditioning
 from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig, create_gaussian_diffusion
-from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, seeds_draw
+from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_batch, sample_steps, seeds_draw
 from diff_dalle.images.signal import PixelSignal
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(100, prediction="x_start"), "3")
@@ -65,5 +66,35 @@ def test_thresholding_uses_the_signals_value_range():
     class Narrow(PixelSignal):
         value_range = (0.25, 0.3)
 
+    class Unbounded(PixelSignal):
+        value_range = None
+
     x = sample_batch(Half(), PROCESS, SampleBatch(Narrow(), (4, 6), [1], Conditioning()), SamplerConfig(), GUIDANCE)
     assert 0.25 - 1e-6 <= x.min() <= x.max() <= 0.3 + 1e-6
+    with refused("thresholding is static, .* set it to none"):
+        batch = SampleBatch(Unbounded(), (4, 6), [1], Conditioning())
+        sample_batch(Half(), PROCESS, batch, SamplerConfig(), GUIDANCE)
+
+
+def test_classifier_free_guidance_is_on_where_there_is_a_condition_and_never_silently_off():
+    cond, null = (Conditioning(labels=torch.full((3,), value)) for value in (1.0, 0.0))
+    assert GuidanceConfig().scales(True) == (3, 3) and GuidanceConfig().scales(False) == (1, 1)
+    for guidance, expected in ((GuidanceConfig(), 6), (GuidanceConfig(guidance_scale=1.0), 3)):
+        network = Half()
+        sample(network, cond, guidance, null=null)
+        assert network.sizes == [expected] * 3
+    unconditional = Half()
+    sample(unconditional)
+    assert unconditional.sizes == [3] * 3
+    with refused("guidance_scale is 2, but there is no caption, class or image embedding"):
+        sample(guidance=GuidanceConfig(guidance_scale=2.0))
+    with refused("guidance_scale is 3, but null is missing"):
+        sample(cond=cond)
+
+
+def test_what_is_sampled_is_the_last_step():
+    batch = SampleBatch(PixelSignal(), (4, 6), [1], Conditioning())
+    with torch.no_grad():
+        *_, last = sample_steps(Half(), PROCESS, batch, SamplerConfig("heun"), GuidanceConfig())
+    x = sample_batch(Half(), PROCESS, batch, SamplerConfig("heun"), GuidanceConfig())
+    assert last.t == 0 and torch.equal(x, last.x)

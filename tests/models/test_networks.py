@@ -9,6 +9,7 @@ from latent_making import B, C, own_text
 from network_kinds import COMBINED, KINDS, decoder, generator, stage, upsampler
 from network_making import TRANSFORMER, relative, without_gradient
 from operation_counting import parameter_conversions
+from torch import nn
 from torch.testing import assert_close
 
 from diff_dalle.models.precision import for_inference
@@ -23,14 +24,24 @@ MORE = {
     "upsampler": ("U-Net", partial(upsampler, resblock_updown=True)),
     "upsampler, transformer": ("transformer", partial(upsampler, **TRANSFORMER)),
     **{f"decoder, {name}": ("decoder", partial(decoder, **settings)) for name, settings in COMBINED.items()},
-    "decoder, upsampler": ("decoder", partial(decoder, True, True, **COMBINED["attending"])),
+    **{
+        f"decoder, {name}, upsampler": ("decoder", partial(decoder, True, True, **settings))
+        for name, settings in COMBINED.items()
+    },
     "decoder, image_embed_dim = cond_dim": ("decoder", partial(decoder, image_embed_dim=4, num_image_tokens=3)),
     "stage B, own text": ("stage B", partial(stage, own_text(B))),
     "stage C, own text": ("stage C", partial(stage, own_text(C))),
 }
 MAKERS = {name: (name, kind.make) for name, kind in KINDS.items()} | MORE
 EACH = pytest.mark.parametrize("name", MAKERS)
-SETTINGS = [(kind, name) for kind, each in KINDS.items() for name in each.other if name != each.checkpointing]
+# Every second one of a decoder with its other inputs and outputs.
+UPSAMPLER = {"low_res": True, "learned_variance": True}
+SETTINGS = [
+    (kind, name, UPSAMPLER if kind == "decoder" and i % 2 else {})
+    for kind, each in KINDS.items()
+    for i, name in enumerate(each.other)
+    if name != each.checkpointing
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,13 +52,13 @@ def test_every_setting_has_another_value_to_try(kind):
     assert all(getattr(found.config, name) != value for name, value in found.other.items())
 
 
-@pytest.mark.parametrize(("kind", "name"), SETTINGS)
-def test_every_setting_changes_the_network_and_it_trains(kind, name):
+@pytest.mark.parametrize(("kind", "name", "inputs"), SETTINGS)
+def test_every_setting_changes_the_network_and_it_trains(kind, name, inputs):
     """Its parameters, or the output of the same parameters; each of these has a gradient, as DDP requires."""
     found = KINDS[kind]
     changed = {each: found.other[each] for each in (name, found.together.get(name, name))}
-    base, plain = found.make(**{**changed, name: getattr(found.config, name)})
-    network, call = found.make(**changed)
+    base, plain = found.make(**{**changed, name: getattr(found.config, name)}, **inputs)
+    network, call = found.make(**changed, **inputs)
     shapes = [{each: value.shape for each, value in one.state_dict().items()} for one in (base, network)]
     if shapes[0] == shapes[1]:
         network.load_state_dict(dict(base.named_parameters()), strict=False)
@@ -98,7 +109,10 @@ def test_activation_checkpointing_saves_activations_and_changes_no_bit(name, key
     assert kept[1] < (0.9 if name == "semantic" else 0.7) * kept[0], kept  # whose previewer keeps its own
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name != "discriminator"])
+HALF = pytest.mark.parametrize("name", [name for name in MAKERS if name != "discriminator"])
+
+
+@HALF
 def test_half_precision_is_close_and_weights_can_be_converted_once(name):
     """Outputs are fp32. With weights converted in advance autocast gives the same, and nothing else was converted."""
     kind, make = MAKERS[name]
@@ -113,4 +127,23 @@ def test_half_precision_is_close_and_weights_can_be_converted_once(name):
     assert 1e-6 < relative(results[0], exact) < (0.03 if kind == "U-Net" else 0.05)
     assert torch.equal(results[1], results[0])
     converted = sum(p.dtype == torch.bfloat16 for p in network.parameters())
-    assert conversions[0] >= converted > 0 and conversions[1] <= conversions[0] - converted
+    if kind.startswith("stage "):  # which may use a weight several times
+        assert conversions[0] >= converted > 0 and conversions[1] <= conversions[0] - converted
+    else:
+        assert conversions[0] - conversions[1] == converted > 0
+    if kind in ("U-Net", "transformer", "classifier"):
+        assert conversions[0] > 40 and conversions[1] <= 1  # a classifier's position embeddings
+
+
+@HALF
+def test_norms_embeddings_and_full_precision_layers_are_not_converted(name):
+    network, _ = MAKERS[name][1]()
+    full = {
+        f"{path}.{layer}." if path else f"{layer}."
+        for path, module in network.named_modules()
+        for layer in getattr(module, "full_precision", ())
+    }
+    for_inference(network, "fp16")
+    for path, module in network.named_modules():
+        half = isinstance(module, (nn.Linear, nn.Conv2d)) and not f"{path}.".startswith(tuple(full))
+        assert all((p.dtype == torch.float16) == half for p in module.parameters(recurse=False)), path

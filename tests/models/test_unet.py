@@ -90,6 +90,15 @@ def test_integer_and_fractional_timesteps():
     assert torch.equal(a, b) and not torch.equal(b, c)
 
 
+def test_a_network_can_be_built_on_the_meta_device():
+    with torch.device("meta"):
+        network = UNet(UNET)
+        assert network(torch.empty(2, 3, 16, 16), torch.empty(2)).shape == (2, 3, 16, 16)
+    real = randomize(UNet(UNET))
+    network.to_empty(device="cpu").load_state_dict(real.state_dict())
+    assert torch.equal(network(*noisy()), real(*noisy()))
+
+
 def test_patch_size_is_pixel_unshuffle():
     """patch_size 2 equals a network without patches between pixel_unshuffle and pixel_shuffle."""
     network = randomize(UNet(replace(UNET, patch_size=2)))

@@ -95,7 +95,7 @@ def test_a_classifier_must_fit_its_own_stage(stage_files, cascade):
         paths = (stage_files.get(f"classifier {name}") for name in (middle, top))
         return {"upsampling": [replace(settings, classifier=path) for path in paths], **options}
 
-    for fitting in (guided("16", "32"), guided("clean", None, "x_start")):
+    for fitting in (guided("16", "32"), guided("16", "32", "x_start"), guided("clean", None, "x_start")):
         assert stages(cascade, ["a star"], **fitting)[2].shape == (1, 32, 32, 3)
     cases = [
         (guided("16", "16"), "top.pt: .* trained on 16×16 images and cannot guide 32×32 images"),

@@ -8,7 +8,7 @@ from checkpoint_making import make_file, sample
 
 from diff_dalle.checkpoints.checkpoint import Identity, save_file
 from diff_dalle.config import InputError, expectations
-from diff_dalle.diffusion import DiffusionConfig, GuidanceConfig
+from diff_dalle.diffusion import SAMPLERS, DiffusionConfig, GuidanceConfig
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.images.signal import to_uint8
@@ -58,11 +58,24 @@ def test_prompt_guidance_and_negative_prompt_matter(pipeline):
     assert (guided(1.0, "") == guided(4.0, "")).all()  # an empty prompt is the null condition itself
 
 
+def test_the_spacing_of_the_steps_matters(pipeline):
+    """Of 50 steps on a linear schedule, whose default is log_snr."""
+    images = {
+        spacing: sample(pipeline, ["a star"], sampler=SamplerConfig("ddim", 4, spacing=spacing))
+        for spacing in (None, "even", "trailing", "log_snr")
+    }
+    assert np.array_equal(images[None], images["log_snr"])
+    for other in ("even", "trailing"):
+        assert (images[other] != images["log_snr"]).any()
+
+
 def test_a_flow_samples_and_edits(tmp_path):
     """With text, guidance and steps in its times; known pixels stay."""
     flow = {"noise_schedule": "flow", "diffusion_steps": 1000, "prediction": "x_start", "loss_space": "flow"}
     pipeline, image = load(make_file(tmp_path, **flow), "cpu"), random_images(1, 16, 16)[0]
-    assert sample(pipeline, ["a star"]).std() > 1
+    for name in SAMPLERS:
+        images = sample(pipeline, ["a star"], sampler=SamplerConfig(name, 4))
+        assert images.shape == (1, 16, 16, 3) and images.std() > 1
     hole = np.arange(16)[:, None].repeat(16, 1) < 8
     inpainted = sample(pipeline, ["a star"], edit=ImageEdit([image], [hole]))[0]
     assert (inpainted[~hole] == image[~hole]).all() and (inpainted[hole] != image[hole]).any()

@@ -187,10 +187,28 @@ def test_without_dropping_in_training_there_is_no_guidance():
 # ------------------------------------------------------------------------------------------------ samplers and defaults
 
 
+@pytest.mark.parametrize("name", ["ancestral", "heun"])
+@pytest.mark.parametrize("prediction", [{}, {"predict_x_start": (True,)}, {"predict_v": (True,)}])
+def test_samplers_work_with_every_prediction(name, prediction):
+    images = sample(pipeline_of(**prediction), sampler=SamplerConfig(name, 3))
+    assert images.shape == (3, 8, 8, 3) and images.std() > 5
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "quadratic", "jsd", "sigmoid"])
+def test_every_schedule_samples_finite_images(schedule):
+    for steps in ((None,), (7,)):
+        stage = pipeline_of(beta_schedule=(schedule,), sample_timesteps=steps, clip_denoised=False).stages[0]
+        process = stage.process(stage.defaults)
+        assert np.isfinite(process.posterior_mean_coef1).all() and np.isfinite(process.log_betas).all()
+    assert sample(pipeline_of(beta_schedule=(schedule,), sample_timesteps=(7,))).std() > 5
+
+
 def test_sampling_steps_come_from_the_checkpoint():
     """Fewer steps than T = DDIM from T-1 to x_start; none = all T, ancestral."""
     pipeline = pipeline_of(2, sample_timesteps=(4, None), beta_schedule=("cosine",))
     base, upper = pipeline.stages
+    times = base.process(base.defaults).timestep_map
+    assert times[-1] == 49 and times[0] == 0 and len(times) == 4
     assert upper.process(upper.defaults).timestep_map == list(range(50))
     assert upper.defaults.sampler.sampler == "ancestral" and base.defaults.sampler.sampler == "ddim"
     steps = []
@@ -213,14 +231,21 @@ def test_thresholding_and_noise_come_from_the_checkpoint():
     with watching(pipeline.stages[1]) as seen:
         sample(pipeline)
     assert seen[0][1].low_res_level[0] == pytest.approx(0.3)
+    low_res = random_images(1, 8, 8)
+    upper = Pipeline(pipeline.stages[1:])
+    with watching(upper.stages[0]) as seen:
+        upper.sample([""], low_res=low_res, progress=False)
+    clean, shown = pipeline.stages[0].signal.from_pixels(low_res), seen[0][1].low_res
+    assert (clean - shown).std() == pytest.approx(0.75, abs=0.15)  # level 0.3 of a linear schedule: alpha-bar 0.4
 
 
 # ----------------------------------------------------------------------------------------------------------- inpainting
 
 
-def test_known_pixels_stay_exactly():
+@pytest.mark.parametrize("self_cond", [False, True])
+def test_known_pixels_stay_exactly(self_cond):
     """Through all U-Nets, with resampling; the rest follows the embedding."""
-    pipeline = pipeline_of(2, unet=replace(UNET, self_cond=True))
+    pipeline = pipeline_of(2, unet=replace(UNET, self_cond=self_cond))
     picture, mask = random_images(1, 16, 16)[0], np.zeros((16, 16), dtype=bool)
     mask[:, 6:] = True  # new content
     edit = ImageEdit([picture], [mask], EditConfig(inpaint_resamples=3, inpaint_jump=2))

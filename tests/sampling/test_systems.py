@@ -8,6 +8,7 @@ import pytest
 from cascade_making import PROMPTS, Share, close, different, edited, random_images
 from decoder_making import WIDTH, make_decoder, save_decoder
 
+from diff_dalle.diffusion import SAMPLERS
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.sampling.pipeline import load
 from diff_dalle.sampling.request import Request
@@ -72,3 +73,12 @@ def test_processes_share_the_images_and_each_gets_all(sample, name, count):
         thread.join()
     expected = sample(name, range(count), **options)
     assert close(found[0], expected) and close(found[1], expected)
+
+
+@pytest.mark.parametrize("name", ["latent", "decoder"])
+def test_every_sampler(sample, name):
+    """In both kinds of processes."""
+    usual = sample(name, [0], sampler=SamplerConfig("ancestral", 4))[-1]
+    for sampler in SAMPLERS:
+        images = sample(name, [0], sampler=SamplerConfig(sampler, 3))[-1]
+        assert images.std() > 5 and np.abs(images - usual).mean() > (0.5 if name == "latent" else 0), sampler

@@ -21,6 +21,7 @@ import torch
 from benchmarks.regression import loop_of
 from marks import slow
 from network_making import TEXT, UNET, VOCABULARY, gradient, make_generator, randomize
+from torch.testing import assert_close
 from waiting import DEVICE, GPU, CountNumbers, CountTransfers, no_waiting, on_gpu, reads
 
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
@@ -122,16 +123,19 @@ def test_pieces_have_the_losses_and_the_gradient_of_the_whole(kind):
     for layer in task.model.modules():
         if isinstance(layer, Dropout) and kind != "semantic encoder":  # whose previewer has no dropout
             layer.drop = 0.2
-    for size in (len(batch), 3):
+    for size in (len(batch), 3, 1):
         task.zero_grad()
         pieces, losses = [(piece, Draw(0, piece.index)) for piece in batch.split(size)], []
         for part in task.parts:
             reports = task.backward(pieces, lambda piece, draw, sync, part=part: task(piece, draw, part), 1.0)
             losses += [report["loss"] for report in reports]
         found.append((torch.cat(losses), gradient(task)))
-    (losses, whole), (others, pieces) = found
-    torch.testing.assert_close(others, losses, rtol=1e-4, atol=1e-5)
-    assert (pieces - whole).norm() <= 1e-4 * whole.norm() > 0
+    losses, whole = found[0]
+    atol = 5e-7 if kind in ("classifier", "semantic encoder") else 1e-7  # of the former, elements exceed 1
+    for others, pieces in found[1:]:
+        assert_close(others, losses, rtol=1e-5, atol=1e-6)
+        assert_close(pieces, whole, rtol=1e-4, atol=atol)
+        assert (pieces - whole).norm() <= 1e-5 * whole.norm() > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,7 +195,9 @@ def test_an_update_never_waits(kind, options, monkeypatch):
     with watched(batch):
         loop.update(batch)
     assert any(not torch.equal(p, old) for p, old in zip(weights, before, strict=True))
-    assert loop.trainees[0].scalars()["skipped_steps"] == 0
+    with reads() as found:  # what is logged is read
+        assert loop.trainees[0].scalars()["skipped_steps"] == 0
+    assert found
 
 
 @pytest.mark.parametrize(

@@ -477,6 +477,14 @@ def test_a_folder_stands_for_the_averages_of_its_run(tmp_path):
     assert load_file(str(tmp_path))["role"] == "ema"
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_close_to_fp32(tmp_path, precision):
+    half, full = make_loop(tmp_path / "h", precision=precision), make_loop(tmp_path / "f")
+    run(half), run(full)
+    assert torch.allclose(*(weights(loop.trainees[0]) for loop in (half, full)), atol=3e-2)
+    assert all(p.dtype == torch.float32 for p in half.trainees[0].task.model.parameters())
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_step_keeps_few_books(tmp_path, precision):
     """Operations of a step beside network, random numbers and losses: as many for any number of parameters."""

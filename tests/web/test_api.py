@@ -1,6 +1,7 @@
 """The HTTP API: what it answers equals what the library samples, and what it refuses."""
 
 import base64
+import dataclasses
 import json
 import runpy
 import shlex
@@ -13,10 +14,12 @@ from checkpoint_making import samples_in
 from PIL import Image
 from web_making import Gate, call, client_of, equipped, make_service, needs_web, pixels
 
+import diff_dalle
 from diff_dalle.commands.serve import Limits
 from diff_dalle.config import InputError
 from diff_dalle.images.output import png_bytes
 from diff_dalle.web.api import create_app
+from diff_dalle.web.door import BodyLimit
 from diff_dalle.web.pictures import Pictures
 from diff_dalle.web.repeat import shown_path
 from diff_dalle.web.wish import BATCH, Wish, work_of
@@ -57,6 +60,16 @@ def test_models_are_listed_without_their_paths(client, files):
     assert (one["lora"], cascade["lora"]) == (["red", "soft"], [])
     assert (cascade["name"], cascade["size"], cascade["stages"], cascade["classifier"]) == ("cascade", 16, 2, False)
     assert str(Path(files["base"]).parent) not in answer.text
+
+
+def test_a_png_is_what_the_library_samples(client, files):
+    answer = ask(client, seed=5, sampler="ddim", guidance_scale=2.0)
+    assert answer.status_code == 200 and answer.headers["content-type"] == "image/png"
+    pipeline = diff_dalle.load(files["base"], "cpu", "fp32")
+    sampler = pipeline.stages[0].defaults.sampler.changed(sampler="ddim", steps=2)
+    guidance = diff_dalle.GuidanceConfig(guidance_scale=2.0)
+    expected = pipeline.sample("a star", seed=5, sampler=sampler, guidance=guidance, progress=False)[0]
+    assert np.array_equal(pixels(answer.content), expected)
 
 
 EDIT = {"init_image": text(PICTURE), "mask": text(MASK)}
@@ -137,6 +150,19 @@ def test_answers_do_not_tell_where_files_are(client, files, monkeypatch):
         "ema.pt",
         "runs",
     ]
+
+
+def test_known_pixels_stay_and_controls_and_loras_have_an_effect(client):
+    new, kept = (
+        pixels(ask(client, init_image=EDIT["init_image"], **how, width=24, height=16).content)
+        for how in ({"strength": 0.6}, {"mask": EDIT["mask"]})
+    )
+    outside = MASK[2:18, :, 0] == 0
+    assert np.array_equal(kept[outside], PICTURE[2:18][outside]) and not np.array_equal(new[outside], kept[outside])
+    control, other = {"control_image": text(PICTURE)}, {"control_scale": 0.5}
+    wishes = ({}, control, control | other, control | {"lora": ["red"]}, {"lora": ["red"]}, {"lora": ["red:2"]}, {})
+    images = [ask(client, **wish).content for wish in wishes]
+    assert len(set(images)) == 6 and images[0] == images[-1]
 
 
 def test_one_adapted_pipeline_is_kept(client, service):
@@ -270,6 +296,17 @@ def test_images_are_sampled_a_few_at_a_time(model, side, most, service):
     result = work_of(wish, Pictures(), service.models, Limits(max_images=9))(asked.append)
     assert max(len(each.index) for each in asked) == most and result.images.shape == (count, side, side, 3)
     assert len({tuple(each.index) for each in asked}) == -(-count // most)
+
+
+def test_the_description_of_every_part_of_a_wish_is_plain(client):
+    found = ask(client, format="json").json()["wish"]
+    assert set(found) == {field.name for field in dataclasses.fields(Wish)}
+
+
+def test_a_body_that_does_not_come_in_time_is_refused(service):
+    part = {"type": "http.request", "body": b"{", "more_body": True}
+    status, answer = call(BodyLimit(create_app(service), 100, 0.05), part)
+    assert (status, answer) == (408, {"error": "the body must come within 0.05 s"})
 
 
 def test_a_client_that_goes_away_ends_its_job(service, monkeypatch):

@@ -83,6 +83,19 @@ def test_a_place_is_taken_when_the_body_is_there(service):
     assert taken and not any(taken)
 
 
+def test_a_full_queue_refuses_before_the_body_is_read(service, monkeypatch):
+    def full():
+        raise Refusal(503, "busy")
+
+    monkeypatch.setattr(service.worker, "check_room", full)
+    read = []
+
+    async def app(scope, receive, send):
+        await create_app(service)(scope, lambda: read.append(1), send)
+
+    assert call(app)[0] == 503 and not read
+
+
 def test_one_client_has_a_share():
     shares = Shares("requests", 2)
     with shares.hold("10.0.0.1"), shares.hold("10.0.0.1"):
@@ -135,10 +148,11 @@ def test_bodies_under_way_are_limited():
     assert call(from_client, part) == (400, {"error": "read"}) and not bodies.total and not bodies.held
     bodies.total = most = door.BODIES * 100 - 50
     status, answer = call(from_client, part)
-    assert status == 503 and "others have all" in answer["error"] and bodies.total == most
+    assert (status, answer) == (503, {"error": "busy, try again: others are sending large requests"})
+    assert bodies.total == most
     bodies.total = bodies.held[client] = most = door.BODIES_EACH * 100 - 50
     status, answer = call(from_client, part)
-    assert status == 503 and "of your address" in answer["error"] and bodies.held[client] == most
+    assert status == 503 and "bodies of your address" in answer["error"] and bodies.held[client] == most
 
 
 def test_the_job_of_a_visitor_who_does_not_listen_is_canceled(address, service, monkeypatch):

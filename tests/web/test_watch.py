@@ -11,7 +11,7 @@ from web_making import inaccessible
 
 from diff_dalle.commands.watch import WatchConfig, parse_watch
 from diff_dalle.config import InputError
-from diff_dalle.web.watch import PLOTS, fingerprint, grid_steps, grids_at, lines, status, value_range
+from diff_dalle.web.watch import PLOTS, duration, fingerprint, grid_steps, grids_at, lines, status, value_range
 from diff_dalle.web.watch_run import read_watched
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -58,6 +58,11 @@ def test_the_range_leaves_the_first_fall_out():
     assert low < 3 < high
 
 
+def test_durations():
+    shown = {0: "0 s", 59.6: "1 min", 61: "1 min 1 s", 3700: "1 h 1 min", 90000: "1 d 1 h", 86400: "1 d"}
+    assert {seconds: duration(seconds) for seconds in shown} == shown
+
+
 def test_the_status_names_progress_and_what_went_wrong(tmp_path):
     """Texts from a folder are never markup."""
     run = read_watched(write_run(tmp_path / "a"))
@@ -65,7 +70,7 @@ def test_the_status_names_progress_and_what_went_wrong(tmp_path):
     text = status({"<b>": run, "gone": InputError("it <is> gone"), "coming": coming})
     assert "&lt;b&gt;" in text and "it &lt;is&gt; gone" in text and "<b>" not in text and "<is>" not in text
     assert "<dd>30</dd>" in text and "<dd>120</dd>" in text and "0.06667 at step 30" in text and "stopped" in text
-    assert "training" in text and "<dd>30 of 110</dd>" in text and "<dd>0:02:40</dd>" in text
+    assert "training" in text and "<dd>30 of 110</dd>" in text and "<dd>2 min 40 s</dd>" in text
 
 
 def test_grids_are_the_last_ones_up_to_a_step(tmp_path):

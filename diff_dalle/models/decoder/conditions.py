@@ -106,6 +106,8 @@ class Conditions(nn.Module):
 
     def __init__(self, config: DecoderUnetConfig, image_embedding: bool, low_res_level: bool, attended: bool):
         super().__init__()
+        if image_embedding and config.image_embed_dim is None:
+            raise InputError("the U-Net is conditioned on image embeddings, but image_embed_dim is none: set it")
         self.dim, width, tokens = config.dim, config.emb_width, config.token_width
         self.embedded = published_embedding if config.as_published else timestep_embedding
         self.time = nn.Linear(config.dim, width)

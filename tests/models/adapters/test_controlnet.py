@@ -84,6 +84,38 @@ def test_the_base_gets_no_gradient_and_the_controlnet_does(make):
     assert all(torch.equal(before[name], value) for name, value in base.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    "make",
+    [make_pixel, lambda: make_latent(replace(SMALL, controlnet_blocks=(8, 10))), make_transformer],
+    ids=MAKERS,
+)
+def test_less_is_kept_for_the_backward_pass_than_in_training_the_base(make):
+    """Of the base's part before the first control nothing, since nothing there has a gradient."""
+    base, controlnet, x, t, cond = make()
+
+    def kept(run) -> int:
+        sizes = {}
+
+        def pack(value):
+            sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            out = run()
+        weights = {p.untyped_storage().data_ptr() for p in [*base.parameters(), *controlnet.parameters()]}
+        assert out.grad_fn is not None
+        return sum(size for pointer, size in sizes.items() if pointer not in weights)
+
+    hint = controlnet.encode(cond.control).detach()
+    encoded = base.encode_text(plain(cond))
+    with torch.no_grad():
+        residuals = controlnet(hint, x, t, encoded)
+    given = [None if each is None else each.requires_grad_() for each in residuals]
+    frozen = kept(lambda: base(x, t, encoded, control=given))
+    base.requires_grad_(True)
+    assert frozen < 0.8 * kept(lambda: base(x, t, encoded, control=given))
+
+
 @BOTH
 def test_the_hint_is_made_once_and_stands_for_the_control(make):
     base, controlnet, x, t, cond = make()
@@ -227,6 +259,13 @@ def test_widths_are_those_of_the_blocks_that_are_steered():
     found = controlnet(controlnet.encode(cond.control), x, t, cond)
     assert [None if each is None else each.shape[1] for each in found] == [8, None, None, 12, *[None] * 6, 8]
     assert base(x, t, plain(cond), control=found).shape == x.shape
+
+
+def test_every_block_can_be_steered():
+    base, _, x, t, cond = make_latent()
+    for block in range(len(LATENT.residual_widths)):
+        steered = Controlled(base, randomize(make_latent(replace(SMALL, controlnet_blocks=(block,)))[1]))
+        assert not torch.equal(steered(x, t, cond), base(x, t, plain(cond)))
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,16 @@ def test_the_output_is_zero_at_initialization():
     assert out.shape == (3, 6, 16, 16) and not out.any()
 
 
+def test_a_network_can_be_built_on_the_meta_device():
+    with torch.device("meta"):
+        network = DecoderUnet(TINY)
+        cond = Conditioning(torch.empty(2, 5), torch.ones(2, 5, dtype=torch.bool), text_states=torch.empty(2, 5, 5))
+        cond = replace(cond, image_embedding=torch.empty(2, 6), embedding_mask=torch.ones(2, dtype=torch.bool))
+        assert network(torch.empty(2, 3, 16, 16), torch.empty(2), cond).shape == (2, 3, 16, 16)
+    network.to_empty(device="cpu").load_state_dict(make().state_dict())
+    assert torch.equal(run(network, decoder_conditions()), run(make(), decoder_conditions()))
+
+
 @pytest.mark.slow
 def test_blocks_are_captured_as_one_graph_each():
     torch._dynamo.reset()
@@ -321,5 +331,8 @@ def test_image_sizes_that_the_stages_do_not_divide_are_refused(efficient, diviso
 
 
 def test_impossible_conditions_are_refused():
+    with refused("image_embed_dim is none"):
+        DecoderUnet(replace(TINY, image_embed_dim=None))
+    DecoderUnet(replace(TINY, image_embed_dim=None), image_embedding=False)
     with refused("low_res_level is the noise level of low_res"):
         DecoderUnet(TINY, low_res_level=True)

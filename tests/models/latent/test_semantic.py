@@ -192,3 +192,20 @@ def test_the_own_encoder_needs_no_torchvision(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", guarded)
     SemanticAutoencoder(TINY)
+
+
+@pytest.mark.slow
+def test_encoder_and_previewer_learn_together():
+    torch.manual_seed(0)
+    config = replace(TINY, semantic_channels=16, encoder_width=16, previewer_width=64)
+    network, generator, errors = SemanticAutoencoder(config), torch.Generator().manual_seed(1), []
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    for _ in range(110):
+        x = (torch.rand(8, 3, 2, 2, generator=generator) * 2 - 1).repeat_interleave(8, 2).repeat_interleave(8, 3)
+        moments = []
+        errors.append((network(x, moments) - x).square().mean())
+        errors[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        network.norm.update(moments[0])
+    assert torch.stack(errors[-5:]).mean() < 0.5 * x.var()

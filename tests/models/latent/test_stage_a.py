@@ -131,3 +131,21 @@ def test_impossible_sizes_are_refused():
         replace(TINY, scale_factor=0.0)
     with refused(r"24×18 pixels, but stage A takes multiples of 4"):
         make().encode(images(size=(18, 24)))
+
+
+@pytest.mark.slow
+def test_it_learns_to_reconstruct():
+    """A few colors in a hundred steps: error below a quarter of that of a constant."""
+    torch.manual_seed(0)
+    network, generator = StageA(replace(TINY, width=16)), torch.Generator().manual_seed(1)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    errors = []
+    for _ in range(100):
+        x = (torch.rand(8, 3, 2, 2, generator=generator) * 2 - 1).repeat_interleave(8, 2).repeat_interleave(8, 3)
+        moments = []
+        errors.append((network(x, moments=moments).images - x).square().mean())
+        errors[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        network.norm.update(moments[0])
+    assert torch.stack(errors[-10:]).mean() < 0.25 * x.var()

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from diff_dalle.batch import Conditioning
+from diff_dalle.models.cost import count_flops, peak_bytes
 from diff_dalle.models.dropout import Dropout
 from diff_dalle.models.latent.blocks import (
     AttentionBlock,
@@ -23,7 +24,7 @@ from diff_dalle.models.latent.blocks import (
     TimestepBlock,
     noise_embedding,
 )
-from diff_dalle.models.latent.stages import StageB, StageBConfig, StageC
+from diff_dalle.models.latent.stages import STAGE_B_SIZES, STAGE_C_SIZES, StageB, StageBConfig, StageC
 
 BOTH = pytest.mark.parametrize("config", [B, C], ids=["B", "C"])
 BOTH_TEXTS = pytest.mark.parametrize(
@@ -156,6 +157,26 @@ def test_control_without_a_place_is_refused():
 
 
 # ---------------------------------------------------------------------------------------------------- sizes of networks
+
+
+@pytest.mark.parametrize(("sizes", "stage", "size"), [(STAGE_C_SIZES, StageC, 8), (STAGE_B_SIZES, StageB, 16)])
+def test_tiny_sizes_fit_a_laptop(sizes, stage, size):
+    """Parameters, FLOPs and memory, with captions that the text encoder reads itself where it has one."""
+    config = sizes["tiny"]
+    found = {}
+    for on in (False, True):
+        one = replace(config, use_checkpoint=on)
+        with torch.device("meta"):
+            cond, (x, t) = conditioning(one, 2), latents(one, 2, (size, size))
+            network = stage(one, 100)
+
+            def call(network, a=x, b=t, c=cond):
+                return network(a, b, c)
+
+            found[on] = count_flops(network, call) // 2, peak_bytes(network, call)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    assert 5e5 < parameters < 3e6 and 2e7 < found[False][0] < 1e9
+    assert found[True][1] < 0.6 * found[False][1]
 
 
 # ------------------------------------------------------------------------------------------------------- initial values
