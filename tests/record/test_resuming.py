@@ -14,7 +14,7 @@ from diff_dalle.checkpoints.checkpoint import load_file
 
 BUCKETS = "--multi_aspect_ratio 1/1,1/2 --bucket_factor 8 --bucketeer_random_ratio 0.5"
 OFTEN = f"{BUCKETS} --ema_start_iters 1 --ema_iters 2 --ema_beta 0.5"
-REVIVED = [("adversarial_start", 2), ("revival_interval", 1), ("revival_usage", 0.99)]
+REVIVED = [("revival_interval", 1), ("revival_usage", 0.99)]
 CASES = {
     **dict.fromkeys(RUNS, ""),
     "stage_a": " ".join([OFTEN, *(f"--set autoencoding.{name}={value}" for name, value in REVIVED)]),
