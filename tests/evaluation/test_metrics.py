@@ -54,6 +54,20 @@ def test_frechet_distance_survives_singular_covariances():
     assert frechet_distance(real, real + 1)["frechet_distance"] == pytest.approx(32, rel=1e-6)
 
 
+def test_kernel_distance_matches_three_plain_loops():
+    """The unbiased estimate, pair by pair."""
+    real, fake = normal(0, 13), normal(1, 11) * 1.5 + 0.2
+
+    def kernel(x, y):
+        return (float(x @ y) / D + 1) ** 3
+
+    def own(z):
+        return np.mean([kernel(z[i], z[j]) for i in range(len(z)) for j in range(len(z)) if i != j])
+
+    expected = own(real) + own(fake) - 2 * np.mean([kernel(x, y) for x in real for y in fake])
+    assert kernel_distance(real, fake)["kernel_distance"] == pytest.approx(expected, rel=1e-9)
+
+
 def test_repeated_images_lie_inside_their_own_manifold():
     """Four equal images have balls of radius 0, which must contain them: distances of equal rows are exactly 0."""
     features = normal(0, 120)

@@ -49,6 +49,12 @@ def test_lines_and_references_have_colors_of_their_own_and_a_legend():
     assert all((legend == [int(c[k : k + 2], 16) for k in (1, 3, 5)]).all(2).any() for c in COLORS[:5])
 
 
+def test_the_same_numbers_give_the_same_pixels():
+    """Plots of a resumed run equal those of an uninterrupted one."""
+    first, second = (np.asarray(line_plot({"a": [(0, 0.1), (3, 0.9)]}, "step", "score")) for _ in range(2))
+    assert np.array_equal(first, second) and first.dtype == np.uint8 and first.shape[2] == 3
+
+
 def test_plots_leave_pyplot_alone(monkeypatch):
     """pyplot holds global state, and its backend may need a display."""
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # which other packages import
@@ -61,6 +67,20 @@ def test_missing_matplotlib_is_named_with_its_extra(monkeypatch):
     for action in (require_matplotlib, lambda: line_plot({"a": [(0, 0.1)]}, "step")):
         with pytest.raises(InputError, match=r"matplotlib, .* not installed .*: pip install 'diff_dalle\[plot\]'"):
             action()
+
+
+def test_training_curves_plot_the_quartiles_that_were_logged(tmp_path):
+    path = tmp_path / "progress.csv"
+    header = ["step", "loss", *(f"held_out/loss_q{k}" for k in range(4)), "held_out/caption_swap_gap_q3"]
+    rows = [[1, 0.9, "", "", "", "", ""], [10, 0.8, 0.4, 0.3, 0.2, 0.1, -0.01], [20, 0.7, 0.3, 0.2, 0.1, 0.05, 0.02]]
+    path.write_text("\n".join(",".join(map(str, row)) for row in [header, *rows]))
+    loss, gap = (figure for section in training_sections(str(path)) for figure in section.figures)
+    assert (loss.name, gap.name) == ("loss.png", "caption_swap_gap.png")
+    heights = [find(loss.image, color)[0].mean() for color in COLORS[:4]]
+    assert heights == sorted(heights)  # q0 is the highest
+    assert len(find(gap.image, COLORS[0])[0]) > 10 and len(find(gap.image, COLORS[1])[0]) == 0
+    path.write_text("step,loss\n1,0.9\n")
+    assert training_sections(str(path)) == []
 
 
 def test_training_curves_are_of_the_values_that_were_logged(tmp_path, monkeypatch):
