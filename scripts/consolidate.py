@@ -3,12 +3,15 @@
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.gathering import ConsolidateConfig, consolidate_checkpoint
+from diff_dalle.commands.file_settings import ConsolidateConfig
 from diff_dalle.distributed.launch import run_script
 
 
 def main():
-    print(consolidate_checkpoint(parse(ConsolidateConfig, description=__doc__)))
+    config = parse(ConsolidateConfig, description=__doc__)
+    from diff_dalle.commands.gathering import consolidate_checkpoint  # loads torch
+
+    print(consolidate_checkpoint(config))
 
 
 if __name__ == "__main__":

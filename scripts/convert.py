@@ -4,12 +4,15 @@ reverse; or a network of a latent cascade to Stable Cascade's."""
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.convert import ConvertConfig, convert
+from diff_dalle.commands.file_settings import ConvertConfig
 from diff_dalle.distributed.launch import run_script
 
 
 def main():
-    print(convert(parse(ConvertConfig, description=__doc__)))
+    config = parse(ConvertConfig, description=__doc__)
+    from diff_dalle.commands.convert import convert  # loads torch
+
+    print(convert(config))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ torchvision's weights of the semantic encoder's backbone, or a stage B trained w
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.import_cascade import ImportConfig, import_cascade
+from diff_dalle.commands.file_settings import ImportConfig
 from diff_dalle.distributed.launch import run_script
 
 
 def main():
-    print(import_cascade(parse(ImportConfig, description=__doc__)))
+    config = parse(ImportConfig, description=__doc__)
+    from diff_dalle.commands.import_cascade import import_cascade  # loads torch
+
+    print(import_cascade(config))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.merge_lora import MergeConfig, merge_lora_files
+from diff_dalle.commands.file_settings import MergeConfig
 from diff_dalle.distributed.launch import run_script
 
 
 def main():
-    print(merge_lora_files(parse(MergeConfig, description=__doc__)))
+    config = parse(MergeConfig, description=__doc__)
+    from diff_dalle.commands.merge_lora import merge_lora_files  # loads torch
+
+    print(merge_lora_files(config))
 
 
 if __name__ == "__main__":

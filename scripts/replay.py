@@ -4,12 +4,14 @@ norms, and where the first non-finite value appears."""
 import help_without_torch  # noqa: F401
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.commands.replay import ReplayRun, replay_step
+from diff_dalle.commands.file_settings import ReplayRun
 from diff_dalle.distributed.launch import launch, run_script
 
 
 def main():
     run = parse(ReplayRun, description=__doc__)
+    from diff_dalle.commands.replay import replay_step  # loads torch
+
     with launch(run.distributed) as world:
         print(replay_step(run.what, world))
 

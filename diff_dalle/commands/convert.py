@@ -1,9 +1,9 @@
-"""Settings of ``convert.py``, and what it does: checkpoints of other projects become ours, and ours theirs."""
+"""What ``convert.py`` does: checkpoints of other projects become ours, and ours theirs."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -24,15 +24,15 @@ from ..checkpoints.foreign.structure import is_unet
 from ..checkpoints.loading import SavedNetwork, open_network, open_networks
 from ..checkpoints.lora_file import Lora, lora_at
 from ..checkpoints.safetensors import write_safetensors
-from ..config import MAX_TEXT, Fault, InputError, from_dict, load_mapping, named, option, settings
+from ..config import MAX_TEXT, InputError, from_dict, load_mapping
 from ..distributed.devices import without_values
 from ..evaluation.report import markdown_table
 from ..models.decoder.unet import DecoderUnet
 from ..models.latent.stages import StageC
 from ..text.tokenizer import load_tokenizer
-from .gathering import SAFETENSORS, adapter_clip, check_new, out_option
+from .file_settings import SAFETENSORS, ConvertConfig
+from .gathering import adapter_clip, check_new
 
-FORMATS = ("diff_dalle", "guided_diffusion", "original", "unet", "stable_cascade", "dalle2_pytorch")
 SAID = "a checkpoint of ours says it"
 CASCADE = ("stage_a", "semantic", "stage_b", "stage_c", "stage_c_controlnet")  # kinds with a place in Stable Cascade
 CPU = torch.device("cpu")
@@ -43,104 +43,6 @@ _LAYOUTS = {
     "unet": ("Guided-Diffusion", ("generator",)),
 }
 _VOCABULARIES = {"gpt2": "GPT-2's merge file, vocab.bpe,", "clip": "CLIP's, bpe_simple_vocab_16e6.txt.gz or clip,"}
-
-
-@settings
-class ConvertConfig:
-    """Conversion"""
-
-    model_path: str = option(
-        "",
-        "checkpoint of Improved Diffusion, Guided-Diffusion, GLIDE, the original Diff-DALLE or a DALLE2-pytorch "
-        "decoder; for another `to`, one of ours",
-        needed="the checkpoint to convert",
-    )
-    out: str = out_option("converted.pt")
-    to: str = option(
-        "diff_dalle",
-        "output format: our checkpoint; weights in the layout of Guided-Diffusion and GLIDE; weights in that of the "
-        "original Diff-DALLE; a base generator's U-Net, with Guided-Diffusion's names for layers found there, as "
-        "safetensors with a table of names; a network, ControlNet or LoRA of a latent cascade for Stable Cascade; a "
-        "decoder, or one of its U-Nets, for DALLE2-pytorch",
-        choices=FORMATS,
-    )
-    bpe_path: str = option(
-        "",
-        "merge file of a text-conditional network's tokenizer: for GLIDE, GPT-2's vocab.bpe; for Diff-DALLE, CLIP's "
-        "bpe_simple_vocab_16e6.txt.gz or clip",
-    )
-    image_size: int | None = option(None, "resolution in pixels; none = as published for a network of these shapes")
-    small_size: int | None = option(None, "input resolution of an upsampler in pixels; none = as published")
-    num_heads: int | None = option(None, "attention heads; none = as published")
-    num_head_channels: int | None = option(
-        None, "channels per attention head, overrides num_heads; none = as published"
-    )
-    num_heads_upsample: int | None = option(
-        None, "attention heads of the decoder, if num_heads is the encoder's; -1 = the same; none = as published"
-    )
-    enc_heads: int | None = option(
-        None, "attention heads of the text encoder; none = as published; Diff-DALLE: one per 64 channels"
-    )
-    text_length: int | None = option(None, "Diff-DALLE: tokens of a caption in training; none = 48")
-    use_new_attention_order: bool | None = option(
-        None,
-        "it orders projection rows by query, key and value before heads; none = as published, else False",
-    )
-    decoder_config: str = option(
-        "",
-        "DALLE2-pytorch: training file, whose decoder section has the settings",
-        needs=("to", "diff_dalle"),
-    )
-    unet: int | None = option(
-        None, "DALLE2-pytorch: index from 0 of the U-Net, in a file of one of several", needs=("decoder_config",)
-    )
-    text_path: str = option(
-        "", "GLIDE's noised CLIP: its text encoder; model_path is its image encoder", needs=("to", "diff_dalle")
-    )
-    base: str = option("", "checkpoint of the stage C of a LoRA", needs=("to", "stable_cascade"))
-    clip_path: str = option("", "CLIP whose tokens the LoRA trains; none = that of base", needs=("base",))
-    drop_no_class: bool = option(
-        False,
-        'to Guided-Diffusion: drop the "no class" embedding, which has no place there, and with it classifier-free '
-        "guidance by class",
-    )
-    noise_schedule: str | None = option(None, "noise schedule of the training; none = as published")
-    diffusion_steps: int | None = option(None, "number of noising steps in training; none = as published")
-    rescale_timesteps: bool | None = option(None, "timesteps are scaled to 0–1000; none = as published")
-
-    def faults(self) -> Iterator[Fault]:
-        if self.drop_no_class and self.to not in ("guided_diffusion", "unet"):
-            yield Fault("drop_no_class", f"is set, but has no effect with {named('to')} {self.to}: leave it out")
-        if self.to == "unet" and not self.out.endswith(SAFETENSORS):
-            yield Fault.of(self, "out", f"a U-Net is written as safetensors: end it with {SAFETENSORS}")
-        if self.to == "stable_cascade" and not self.out.endswith(SAFETENSORS):
-            yield Fault.of(self, "out", f"Stable Cascade's files are safetensors: end it with {SAFETENSORS}")
-        if self.to == "diff_dalle" and self.out.endswith(SAFETENSORS):
-            yield Fault.of(self, "out", "a checkpoint of ours is a .pt file; share.py makes model folders")
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """What the shapes do not tell, where it is set."""
-        found = {
-            "image_size": self.image_size,
-            "small_size": self.small_size,
-            "num_heads": self.num_heads,
-            "num_head_channels": self.num_head_channels,
-            "num_heads_upsample": self.num_heads_upsample,
-            "enc_heads": self.enc_heads,
-            "text_length": self.text_length,
-            "use_new_attention_order": self.use_new_attention_order,
-            "noise_schedule": self.noise_schedule,
-            "diffusion_steps": self.diffusion_steps,
-            "rescale_timesteps": self.rescale_timesteps,
-        }
-        return {name: value for name, value in found.items() if value is not None}
-
-    def refuse(self, names: Iterable[str], why: str) -> None:
-        """InputError for the first of some settings that is set without being used."""
-        for name in names:
-            if getattr(self, name) not in (None, ""):
-                raise InputError(f"{name} is set, but {why}: leave it out")
 
 
 def convert(config: ConvertConfig) -> str:

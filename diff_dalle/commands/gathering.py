@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from .. import storage
 from ..checkpoints.assembling import assemble
 from ..checkpoints.loading import SavedNetwork
 from ..checkpoints.shards import consolidate
-from ..config import InputError, named, option, settings
+from ..config import InputError, named
 from ..embeddings.clip import load_clip
 from ..embeddings.contract import Clip
-
-SAFETENSORS = ".safetensors"
-
-
-def out_option(default: str) -> Any:
-    """The setting ``out`` of a command that makes one file."""
-    return option(default, "output file, local or remote; must not exist yet", needed="the file to write")
+from .file_settings import AssembleConfig, ConsolidateConfig
 
 
 def check_new(path: str) -> None:
@@ -42,35 +35,11 @@ def adapter_clip(base: SavedNetwork, path: str = "") -> Clip:
     return clip
 
 
-@settings
-class ConsolidateConfig:
-    """Consolidating"""
-
-    model_path: str = option(
-        "",
-        "sharded checkpoint: the folder sharded… in a log directory",
-        needed="a sharded checkpoint, the folder sharded… in a log directory",
-    )
-    out: str = option("", "output folder; none = beside the checkpoint, where its run would write them")
-
-
 def consolidate_checkpoint(config: ConsolidateConfig) -> str:
     """Write the files; returns a text about them. InputError as ``consolidate``."""
     path = config.model_path.rstrip("/")
     paths = consolidate(path, config.out or storage.split(path)[0] or ".")
     return "\n".join(f"Wrote {each}." for each in paths)
-
-
-@settings
-class AssembleConfig:
-    """Assembling"""
-
-    model_paths: tuple[str, ...] = option(
-        (),
-        "checkpoints of the U-Nets of a decoder, ema_….pt or model….pt, in any order; some may hold several",
-        needed="checkpoints of the U-Nets of a decoder, separated by commas",
-    )
-    out: str = out_option("decoder.pt")
 
 
 def assemble_decoder(config: AssembleConfig) -> str:

@@ -1,8 +1,8 @@
-"""Settings of ``merge_lora.py``, and what it does."""
+"""What ``merge_lora.py`` does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,37 +13,17 @@ from ..checkpoints.checkpoint import load_file, write_file
 from ..checkpoints.kinds import KINDS
 from ..checkpoints.loading import SavedNetwork, open_networks
 from ..checkpoints.lora_file import WeightedLora, unmerge_lora
-from ..config import Fault, InputError, option, settings
+from ..config import InputError
 from ..embeddings.contract import weights_digest
-from ..sampling.lora import accept_option, lora_option, parse_lora_paths, with_loras
+from ..sampling.lora import parse_lora_paths, with_loras
 from ..text.tokenizer import Tokenizer, load_tokenizer
-from .gathering import check_new, out_option
+from .file_settings import MergeConfig
+from .gathering import check_new
 
 #: Networks by trainee, their tokenizer, and what is recorded of the LoRAs that they have.
 Work = tuple[dict[str, nn.Module], Tokenizer | None, list[dict[str, Any]]]
 
 MERGED = "merged_loras"  # in the settings of a checkpoint: what LoRAs its weights have
-
-
-@settings
-class MergeConfig:
-    """Merging"""
-
-    model_path: str = option(
-        "",
-        "checkpoint of the network that the LoRAs were trained for, ema_….pt or model….pt",
-        needed="a checkpoint, and LoRA files that were trained for it",
-    )
-    lora: tuple[str, ...] = lora_option()
-    accept_changed_base: bool = accept_option()
-    remove: bool = option(
-        False, "remove the LoRAs, up to rounding, and their tokens from model_path, into which they were merged"
-    )
-    out: str = out_option("merged.pt")
-
-    def faults(self) -> Iterator[Fault]:
-        if not self.lora:
-            yield Fault("lora", "is required: a checkpoint, and LoRA files that were trained for it")
 
 
 def merge_lora_files(config: MergeConfig) -> str:

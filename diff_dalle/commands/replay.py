@@ -1,4 +1,4 @@
-"""Settings of ``replay.py``, and what it does: computing a step again whose gradient was not finite, as
+"""What ``replay.py`` does: computing a step again whose gradient was not finite, as
 ``flight.jsonl`` recorded it."""
 
 from __future__ import annotations
@@ -13,34 +13,17 @@ import torch
 from .. import storage
 from ..checkpoints.kinds import TRAINING_COMMANDS
 from ..checkpoints.run_folder import RunFolder, read_run
-from ..config import InputError, from_dict, lookup, option, present_form, section, settings
+from ..config import InputError, from_dict, lookup, present_form
 from ..data.loader import Loader
-from ..distributed.launch import DistributedConfig
 from ..distributed.world import World
 from ..evaluation.report import markdown_table
 from ..recipes.recipe import Recipe
 from ..text.tokenizer import Tokenizer
 from ..training.flight import FILE, FlightStep, search_non_finite
 from ..training.loop import TrainLoop
+from .file_settings import ReplayConfig
 
 CLOSE = 1e-3  # relative difference of losses on another number of processes, or another device
-
-
-@settings
-class ReplayConfig:
-    """Step"""
-
-    logdir: str = option("", "log directory of the run", needed="the log directory of the run")
-    step: int = option(0, "number of the step in flight.jsonl; 0 = the last one")
-    data_dir: tuple[str, ...] = option((), "the run's shards, if they have moved; none = where they were")
-
-
-@settings
-class ReplayRun:
-    """All settings of ``replay.py``."""
-
-    what: ReplayConfig = section(ReplayConfig)
-    distributed: DistributedConfig = section(DistributedConfig)
 
 
 def replay_step(config: ReplayConfig, world: World) -> str:

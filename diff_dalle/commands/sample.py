@@ -18,7 +18,7 @@ from ..models.noised_clip import NoisedClipConfig
 from ..models.precision_names import PRECISIONS
 from ..sampling.classifier import ClassifierConfig, Guide
 from ..sampling.control import SteeringConfig
-from ..sampling.lora import accept_option, check_accepted, lora_option
+from ..sampling.lora_config import accept_option, check_accepted, lora_option
 from ..sampling.pipeline import Pipeline
 from ..sampling.stage_settings import (
     BASE,

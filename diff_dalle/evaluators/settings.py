@@ -14,7 +14,7 @@ from ..distributed.launch import DistributedConfig
 from ..evaluation.metrics import METRICS
 from ..models.precision_names import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
-from ..sampling.lora import accept_option, check_accepted, lora_option
+from ..sampling.lora_config import accept_option, check_accepted, lora_option
 from ..sampling.stage_settings import GivenGuidance, LatentCascadeConfig, UpsamplersConfig
 
 IMAGE_METRICS = ("is", "lpips")  # metrics that have networks of their own, instead of one whose features are compared

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,30 +14,11 @@ from torch import nn
 from ..checkpoints.kinds import KINDS, find_kind
 from ..checkpoints.loading import SavedNetwork
 from ..checkpoints.lora_file import WeightedLora, extended_tokenizer, merge_loras, read_lora
-from ..config import Fault, InputError, named, option, quantity
+from ..config import InputError, named, quantity
 from ..embeddings.contract import weights_digest
 
 # The kinds of networks that guide others.
 GUIDES = tuple(kind for kind in KINDS if find_kind(kind).role == "classifier_path")
-
-
-def lora_option() -> Any:
-    """The setting ``lora`` of every command that uses LoRAs."""
-    return option((), "LoRA files of the networks, each with a factor if it is not 1: a.safetensors:0.8,b.safetensors")
-
-
-def accept_option() -> Any:
-    """The setting ``accept_changed_base`` of every command that uses LoRAs or ControlNets."""
-    return option(False, "use an adapter although it was trained for a network with other weights")
-
-
-def check_accepted(accepted: bool, lora: Sequence[str], controlnet: str) -> None:
-    """InputError for ``accept_changed_base`` without an adapter."""
-    if accepted and not lora and not controlnet:
-        rule = (
-            f"has no effect while {named('lora')} and {named('controlnet')} are none: set one of them, or leave it out"
-        )
-        raise InputError(Fault("accept_changed_base", rule))
 
 
 def parse_lora_paths(texts: Sequence[str]) -> list[WeightedLora]:

@@ -37,6 +37,20 @@ def test_baseline_and_our_network_are_the_same_function(gate):
         assert 0 < found <= most
 
 
+@pytest.mark.parametrize("stage", "bc")
+def test_another_function_is_noticed(stage, monkeypatch):
+    original = latent.plain_network
+
+    def network(config):
+        model = original(config)
+        with torch.no_grad():
+            model.up_blocks[1][0].mlp[2].gamma += 0.01
+        return model
+
+    monkeypatch.setattr(latent, "plain_network", network)
+    assert all(found > most for found, most in latent.gate(stage).values())
+
+
 @pytest.mark.parametrize(
     ("module", "gate", "name", "network"),
     [

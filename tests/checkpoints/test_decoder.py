@@ -12,7 +12,7 @@ from diff_dalle.checkpoints.checkpoint import save_file
 from diff_dalle.checkpoints.decoder import ClipConfig, DecoderConfig
 from diff_dalle.checkpoints.loading import open_network, open_networks
 from diff_dalle.checkpoints.pixels import DecoderSettings
-from diff_dalle.config import InputError, from_dict
+from diff_dalle.config import InputError, from_dict, leaves
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.diffusion.sampling import SamplerConfig
 from diff_dalle.models.decoder.config import DecoderUnetConfig
@@ -129,6 +129,28 @@ def test_embeddings_condition_the_first_unet_unless_told_otherwise():
     assert not stages(1, image_cond_drop_prob=0.0)[0].droppable
     assert stages(1, unet=TEXT_UNET, image_cond_drop_prob=0.0)[0].droppable
     assert stages(1, text_cond_drop_prob=0.2, image_cond_drop_prob=0.3)[0].text_drop_prob == 0.2
+
+
+def test_every_setting_changes_a_unet():
+    """No setting is without effect: each alone changes what a U-Net is, is trained on or is sampled by."""
+    plain = {"use_noise_for_lowres_cond": (True,), "p2_loss_weight_gamma": (0.5,), "use_dynamic_thres": True}
+    plain |= {"sample_timesteps": (5,), "unets": (UNET, UNET)}
+    changed = {
+        "unets": (UNET, TEXT_UNET), "image_sizes": (8, 32), "channels": 1, "timesteps": 40, "sample_timesteps": (6,),
+        "loss_type": ("l1",), "beta_schedule": ("jsd",), "learned_variance": (False,), "image_cond_drop_prob": 0.2,
+        "text_cond_drop_prob": 0.2, "predict_x_start": (True,), "predict_v": (True,), "random_crop_sizes": (8,),
+        "use_noise_for_lowres_cond": (False,), "use_blur_for_lowres_cond": (False,), "lowres_downsample_first": False,
+        "blur_prob": 0.1, "blur_sigma": (0.1,), "blur_kernel_size": (5,), "lowres_noise_sample_level": 0.1,
+        "learned_variance_constrain_frac": True, "vb_loss_weight": 1.0, "unconditional": True,
+        "use_dynamic_thres": False, "dynamic_thres_percentile": 0.5, "p2_loss_weight_gamma": (1.0,),
+        "p2_loss_weight_k": 2.0, "ddim_sampling_eta": 0.5,
+    }  # fmt: skip
+    usual = make_decoder(2, **plain).stages()
+    for name, value in changed.items():
+        assert make_decoder(2, **(plain | {name: value})).stages() != usual, name
+    assert {leaf.name for leaf in leaves(DecoderConfig)} - changed.keys() == {
+        "clip", "clip_denoised", "clip_x_start", "image_size"
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules

@@ -103,10 +103,14 @@ def test_whole_numbers_stay_whole(tmp_path):
     [
         ({"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}, "x is F64, but only F32, F16, I64, BF16 are known"),
         ({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}, "invalid shape"),
+        ({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}, "invalid JSON"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}, "invalid offset for tensor `x`"),
         ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "file not fully covered"),
+        ({"dtype": "F32", "shape": [2**47, 2**47, 0], "data_offsets": [0, 0]}, "overflow"),
         ({"dtype": "F32", "shape": [0, 2**47, 2**47], "data_offsets": [0, 0]}, "x has the shape .*, which no weight"),
         ({"dtype": "F32", "shape": [2, *[1] * 10**5], "data_offsets": [0, 8]}, "x has the shape .*, which no weight"),
         ({"dtype": "F32", "shape": [0, *[10**14] * 10**5], "data_offsets": [0, 0]}, "x has the shape .*, which no"),
+        ({"dtype": "F32", "shape": [10**400], "data_offsets": [0, 8]}, "invalid JSON"),
         ("text", "invalid JSON"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Scripts print their help without torch, whose import takes longer than all the rest."""
+"""Scripts print their help, and some refuse wrong flags, without torch, whose import takes longer than all the rest."""
 
 import ast
 import json
@@ -73,6 +73,22 @@ def test_every_script_begins_with_it():
         ]
         others = [each for each in modules if each.split(".")[0] not in sys.stdlib_module_names and each not in NAMES]
         assert others[0] == FIRST, name
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ("merge_lora", ["--lorra", "a"], "unknown flag or argument '--lorra'; did you mean --lora?"),
+        ("import_cascade", ["--stage", "stage_d"], "must be one of stage_a, semantic, stage_b, stage_c"),
+        ("consolidate", ["--outt", "a"], "did you mean --out?"),
+        ("assemble_decoder", [], "model_paths is required: checkpoints of the U-Nets of a decoder"),
+        ("convert", ["--to", "unet", "--model_path", "a", "--out", "b.pt"], "a U-Net is written as safetensors"),
+        ("replay", ["--step", "last"], "--step is 'last', but must be an integer"),
+    ],
+)
+def test_a_wrong_flag_or_value_is_told_without_torch(script, flags, words, run):
+    done = run(SCRIPTS / f"{script}.py", *flags)
+    assert done.returncode == 2 and words in done.stderr
 
 
 def test_importing_the_package_needs_no_torch():

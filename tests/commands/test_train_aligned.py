@@ -108,7 +108,13 @@ def test_processes_do_not_change_what_is_learned(place, tmp_path, parallel):
     assert losses(tmp_path / "one", "alignment")[4] == 0 < losses(tmp_path / "one", "alignment")[3]
 
 
-def test_other_weights_of_an_encoder_are_refused(place):
+def test_other_weights_of_an_encoder_are_refused(place, tmp_path):
+    data, settings = place / "shards", aligned(place, batch_size=2, save_interval=1)
+    train(tmp_path / "run", data, iterations=1, **settings)
+    torch.save({**make_state(), "cls_token": torch.ones(1, 1, 64)}, tmp_path / "other.pth")
+    other = {**settings, "perceptual_path": tmp_path / "other.pth"}
+    said = train(tmp_path / "run", data, iterations=2, ok=False, **other)
+    assert said.returncode and "perceptual_encoder" in said.stderr
     for name in ("alignment", "perceptual"):
         with refused(f"{name}_path is .*, whose weights are .*, but the run was begun with 0123: give those"):
             opened(**aligned(place, **{f"{name}_encoder": "0123"}))

@@ -106,6 +106,16 @@ def test_bad_input_is_told_in_one_sentence(tmp_path, base, data, changed, messag
     assert "Traceback" not in result.stderr and not list(tmp_path.glob("*.pt"))
 
 
+def test_another_base_is_refused_when_a_run_goes_on(tmp_path, trained, base, data):
+    other = str(tmp_path / "other.pt")
+    content = torch.load(base, weights_only=True)
+    name = next(iter(content["state"]))
+    content["state"][name] = content["state"][name] + 1
+    torch.save(content, other)
+    result = train_controlnet(other, data, trained, iterations=4, _ok=False)
+    assert result.returncode == 2 and "holds a run with other settings: base.identity (" in result.stderr
+
+
 def test_the_resolved_settings_can_be_given_again(tmp_path, base, data):
     """A dump of what has been settled repeats the base's settings, which is no contradiction."""
     run = parse_controlnet(flags_of(base, data, tmp_path)).recipe().open(ALONE).settings

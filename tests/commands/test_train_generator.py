@@ -154,8 +154,39 @@ def test_previews_of_parts_without_text_and_of_degraded_images(flags):
 # ---------------------------------------------------------------------------------------------------------- the command
 
 
+@pytest.mark.parametrize("network", [{}, TRANSFORMER], ids=["unet", "transformer"])
+def test_an_interrupted_upsampler_continues_exactly(tmp_path, network):
+    """With blur, noise and crops, a step and another give the files of two steps, bit for bit."""
+    world = tmp_path / "world"
+    write_shapes(ShapesConfig(image_size=16, train_samples=32, val_samples=16, samples_per_shard=16), str(world))
+    flags = {
+        "small_size": 8,
+        "image_size": 16,
+        "gaussian_blur": True,
+        "noise_augmentation": 0.3,
+        "crop_size": 8,
+        "batch_size": 8,
+        "save_interval": 1,
+        "num_workers": 0,
+        "val_data_dir": world / "val",
+        "eval_interval": 2,
+        "prediction": "x_start",
+        "eval_samples": 8,
+        **network,
+    }
+    for name, iterations in (("whole", 2), ("parts", 1), ("parts", 2)):
+        result = train(tmp_path / name, world / "train", iterations=iterations, **flags)
+    assert "Resuming at step 1" in result.stdout
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    whole, parts = hashes(tmp_path / "whole"), hashes(tmp_path / "parts")
+    latest = [name for name in whole if "000002" in name]
+    assert whole.keys() == parts.keys() and len(latest) == 3 and all(whole[name] == parts[name] for name in latest)
+    measures = ("psnr", "bicubic_psnr", "consistency_psnr", "caption_swap_gap")
+    assert all(np.isfinite(losses(tmp_path / "whole", f"held_out/{name}")[2]) for name in measures)
+
+
 def test_resolution_in_stages(tmp_path):
-    """A run at twice the size starts from the first run's weights, at more noise."""
+    """A run at twice the size starts from the first run's weights, at more noise, and continues exactly."""
     world = tmp_path / "world"
     write_shapes(ShapesConfig(image_size=16, train_samples=32, val_samples=16, samples_per_shard=16), str(world))
     network = {**TRANSFORMER, "position_patches": 2, "noise_schedule": "flow", "prediction": "x_start", "lr": 1e-4}
@@ -164,8 +195,12 @@ def test_resolution_in_stages(tmp_path):
     train(tmp_path / "first", world / "train", image_size=8, iterations=1, **flags)
     start = tmp_path / "first" / "model000001.pt"
     larger = {**flags, "image_size": 16, "flow_shift": 2, "init_checkpoint": start}
-    train(tmp_path / "second", world / "train", iterations=1, **larger)
-    before, after = (torch.load(file, weights_only=True) for file in (start, tmp_path / "second" / "model000001.pt"))
+    for name, iterations in (("whole", 2), ("parts", 1), ("parts", 2)):
+        train(tmp_path / name, world / "train", iterations=iterations, **larger)
+    whole, parts = hashes(tmp_path / "whole"), hashes(tmp_path / "parts")
+    latest = [name for name in whole if "000002" in name]
+    assert len(latest) == 3 and all(whole[name] == parts[name] for name in latest)
+    before, after = (torch.load(file, weights_only=True) for file in (start, tmp_path / "parts" / "model000001.pt"))
     moved = [(after["state"][name] - value).abs().max() for name, value in before["state"].items()]
     assert 0 < max(moved) < 1.01e-4  # one step of AdamW
 

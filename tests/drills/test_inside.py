@@ -1,12 +1,18 @@
 """Injections: at the planned pass of a point, on the planned rank, and nowhere else."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
+from forking import ends, start
 
 from diff_dalle import storage
 from diff_dalle.batch import Batch, Conditioning
+from diff_dalle.data.loader import Loader
 from drills import inside
-from drills.inside import ACTIONS, POINTS, Injection, install
+from drills.inside import ACTIONS, POINTS, POISONS, Injection, install, planned
+from drills.processes import environment
 
 
 @pytest.fixture
@@ -53,6 +59,19 @@ def test_a_write_is_counted_over_all_files(monkeypatch, tmp_path):
     assert len(seen) == 4 and (tmp_path / "b").read_bytes() == b"12"
 
 
+def test_the_wrapper_runs_the_script_as_it_is_and_with_a_fault(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nprint(__name__, sys.argv[1:])\nos.replace(sys.argv[1], sys.argv[1])\nprint('end')"
+    )
+    command = ["-m", "drills.inside", str(script), str(script), "--b"]
+    plain, killed = ends(
+        [start(command, environment()), start(command, environment(**planned(Injection("rename", 1, "kill"))))]
+    )
+    assert plain[0] == 0 and plain[1].startswith("__main__ ['") and plain[1].endswith("end\n")
+    assert killed[0] == -9 and "end" not in killed[1]
+
+
 @pytest.mark.parametrize("action", ["truncate", "rewrite", "delete", "fifo", "folder"])
 def test_shards_are_changed(tmp_path, action):
     data = bytes(range(256)) * 8
@@ -76,3 +95,10 @@ def test_the_clock_goes_back(monkeypatch):
 def batch(value=0.5):
     images = torch.full((2, 3, 4, 4), value)
     return Batch(images, Conditioning(), torch.arange(2))
+
+
+def test_one_image_of_one_batch_is_poisoned(monkeypatch):
+    monkeypatch.setattr(Loader, "batches", lambda self, position: (batch() for _ in range(4)))
+    POISONS["images"](range(2, 3), math.inf)
+    counts = [int(each.images.isinf().sum()) for each in Loader.batches(SimpleNamespace(), 0)]
+    assert counts == [0, 1, 0, 0]

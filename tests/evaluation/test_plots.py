@@ -69,6 +69,20 @@ def test_missing_matplotlib_is_named_with_its_extra(monkeypatch):
             action()
 
 
+def test_training_curves_plot_the_quartiles_that_were_logged(tmp_path):
+    path = tmp_path / "progress.csv"
+    header = ["step", "loss", *(f"held_out/loss_q{k}" for k in range(4)), "held_out/caption_swap_gap_q3"]
+    rows = [[1, 0.9, "", "", "", "", ""], [10, 0.8, 0.4, 0.3, 0.2, 0.1, -0.01], [20, 0.7, 0.3, 0.2, 0.1, 0.05, 0.02]]
+    path.write_text("\n".join(",".join(map(str, row)) for row in [header, *rows]))
+    loss, gap = (figure for section in training_sections(str(path)) for figure in section.figures)
+    assert (loss.name, gap.name) == ("loss.png", "caption_swap_gap.png")
+    heights = [find(loss.image, color)[0].mean() for color in COLORS[:4]]
+    assert heights == sorted(heights)  # q0 is the highest
+    assert len(find(gap.image, COLORS[0])[0]) > 10 and len(find(gap.image, COLORS[1])[0]) == 0
+    path.write_text("step,loss\n1,0.9\n")
+    assert training_sections(str(path)) == []
+
+
 def test_training_curves_are_of_the_values_that_were_logged(tmp_path, monkeypatch):
     """By quartile. Infinite losses are left out; where all gaps are negative, the axis ends at 0."""
     drawn, path = [], tmp_path / "progress.csv"

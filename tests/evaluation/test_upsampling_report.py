@@ -2,10 +2,10 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from diff_dalle.config import InputError
 from diff_dalle.evaluation import fidelity
@@ -21,6 +21,8 @@ from diff_dalle.evaluation.fidelity import (
     ssim,
     upsampling_sections,
 )
+from diff_dalle.evaluation.report import Report
+from diff_dalle.images.grid import MARGIN, image_grid
 from diff_dalle.worlds.shapes.prompts import shape_prompts
 from diff_dalle.worlds.shapes.render import render
 
@@ -99,12 +101,12 @@ def test_the_table_shows_numbers_with_their_intervals(low_res, ours, real):
 def grids(monkeypatch):
     """The cells, labels, columns and cell sizes of the grids that are drawn."""
     drawn = []
-    monkeypatch.setattr(fidelity, "image_grid", lambda *given: drawn.append(given) or Image.new("RGB", (1, 1)))
+    monkeypatch.setattr(fidelity, "image_grid", lambda *given: drawn.append(given) or image_grid(*given))
     return drawn
 
 
-def test_the_image_shows_input_bicubic_ours_and_original(grids, low_res, ours, real):
-    """Rows are the first images."""
+def test_the_image_shows_input_bicubic_ours_and_original(tmp_path, grids, low_res, ours, real):
+    """Rows are the first images; every pixel is where it belongs, four times as large."""
     scores, images = upsampling_sections(evaluate_upsampling(low_res, ours, real), low_res, ours, real, CAPTIONS)
     columns = [low_res.repeat(4, 1).repeat(4, 2), bicubic_upsample(low_res, (32, 32)), ours, real]
     ((cells, labels, *form),) = grids
@@ -112,16 +114,31 @@ def test_the_image_shows_input_bicubic_ours_and_original(grids, low_res, ours, r
     assert labels[4:8] == [f"[input] {CAPTIONS[1]}", "[bicubic]", "[ours]", "[original]"]
     assert "The first 6" in images.text and "(8 × 8," in images.text and "crops" not in images.text
     assert "bicubic, ours, original." in images.text and "ours − bicubic" in scores.text
+    (figure,) = images.figures
+    grid = np.asarray(figure.image)
+    assert grid.shape[1] == MARGIN + len(columns) * (128 + MARGIN)
+    height = (grid.shape[0] - MARGIN) // GRID_ROWS
+    for i in range(GRID_ROWS):
+        for k, column in enumerate(columns):
+            top, left = MARGIN + i * height, MARGIN + k * (128 + MARGIN)
+            np.testing.assert_array_equal(grid[top : top + 128, left : left + 128][::4, ::4], column[i])
+    Report([scores, images]).write(str(tmp_path), "Upsampler")
+    (link,) = re.findall(r"!\[.*?\]\((.*?)\)", (tmp_path / "report.md").read_text(encoding="utf-8"))
+    assert (tmp_path / link).exists()
 
 
-def test_of_large_images_the_same_center_is_shown_in_whole_pixels_of_the_input(grids):
+def test_of_large_images_the_same_center_is_shown_in_whole_pixels_of_the_input():
     """Of 100 pixels upsampled 3 times, 85 fit into 256."""
     low_res = np.random.RandomState(0).randint(0, 256, (2, 100, 100, 3)).astype(np.uint8)
     ours = low_res.repeat(3, 1).repeat(3, 2)
     images = upsampling_sections(evaluate_upsampling(low_res, ours, ours), low_res, ours, ours, ["", ""])[1]
     assert "Center crops of 255 × 255" in images.text and "The first 2 images" in images.text
-    ((cells, *_),) = grids
-    assert all(np.array_equal(cell, ours[0, 21:276, 21:276]) for cell in (cells[0], cells[2]))
+    (figure,) = images.figures
+    grid = np.asarray(figure.image)
+    shown = [grid[MARGIN : MARGIN + 255, left : left + 255] for left in (MARGIN, MARGIN + 2 * (255 + MARGIN))]
+    for cell in shown:
+        np.testing.assert_array_equal(cell[::3, ::3], low_res[0, 7:92, 7:92])
+        np.testing.assert_array_equal(cell, ours[0, 21:276, 21:276])
 
 
 def test_images_that_do_not_belong_together_are_refused(low_res, ours, real):

@@ -19,6 +19,7 @@ from diff_dalle.evaluators.image_variations import (
     variation_rows,
     variation_table,
 )
+from diff_dalle.images.grid import MARGIN, image_grid
 from diff_dalle.worlds.shapes.prompts import shape_prompts
 from diff_dalle.worlds.shapes.render import render
 from diff_dalle.worlds.shapes.scenes import ShapesConfig, scene
@@ -74,12 +75,23 @@ def test_the_grid_shows_pictures_above_their_variations(unets, monkeypatch):
     stages = [pictures[:, :16, :16] + 100, pictures + 200][-unets:]
     context = SimpleNamespace(shapes=CONFIG, shape_prompts=lambda tasks: prompts, vary=lambda embeddings: stages)
     context.pipeline, context.embed = SimpleNamespace(image_size=32), lambda images: torch.rand(len(images), 4)
-    monkeypatch.setattr(module, "image_grid", lambda cells, columns: drawn.append((cells, columns)))
+    monkeypatch.setattr(
+        module, "image_grid", lambda cells, columns: drawn.append((cells, columns)) or image_grid(cells, None, columns)
+    )
     (section,) = image_variations(context).sections
     ((cells, columns),) = drawn
     chosen = np.linspace(0, 24, 10, endpoint=False).astype(int)
     rows = [rendered([prompts[i].scene for i in chosen]), *(pictures[chosen] + added for added in (100, 200)[-unets:])]
     assert np.array_equal(cells, np.concatenate(rows)) and columns == 10
+    (figure,) = section.figures
+    grid, step = np.asarray(figure.image), 96 + MARGIN  # images of 32 pixels are shown at 96
+    assert grid.shape[0] == MARGIN + (unets + 1) * step
+    for row, added in enumerate((100, 200)[-unets:], 1):
+        corner = MARGIN + row * step + 48
+        assert [grid[corner, MARGIN + k * step + 48, 0] - added for k in range(10)] == list(chosen)
+    np.testing.assert_array_equal(
+        grid[MARGIN : MARGIN + 96 : 3, MARGIN : MARGIN + 96 : 3], render(prompts[0].scene, 32)
+    )
     assert ("variations of the first U-Net" in section.text) == (unets == 2)
 
 
@@ -100,6 +112,14 @@ def test_what_is_linear_is_read_whatever_its_scale():
     found = linear_probe(known, labels, asked)
     assert sum(a == b for a, b in zip(found, truth, strict=True)) >= 196
     assert found == linear_probe(known, labels, asked)
+
+
+def test_what_is_not_there_is_not_read():
+    known, labels = features(400, 0)
+    asked, truth = features(400, 1)
+    known, asked = known[:, [0, 3, 4]], asked[:, [0, 3, 4]]
+    found = linear_probe(known, labels, asked)
+    assert 150 <= sum(a == b for a, b in zip(found, truth, strict=True)) <= 250
 
 
 def test_it_is_the_minimum_of_the_penalized_cross_entropy():

@@ -12,6 +12,7 @@ from cascade_file_making import SAMPLES, UNET, frozen_of, make_world, read, run,
 from checkpoint_making import make_classifier_file
 from marks import slow
 from refusing import refused
+from script_running import hashes
 from script_running import run as run_script
 from shard_making import encoded, random_image, tar_bytes
 
@@ -121,14 +122,21 @@ def test_neither_images_nor_captions_are_read_from_the_shards(tmp_path, world, c
     assert batch.images.shape == (4, 0, 0, 0) and batch.cond.tokens is None
 
 
-def test_samples_of_previews_and_evaluations_are_made_as_ever(tmp_path, world, common, stored):
+def test_a_run_that_is_cut_in_two_is_the_same_run(tmp_path, world, common, stored):
+    """With previews and an evaluation, whose samples are made as ever."""
     shown = [("loop.preview_samples", 2), ("data.val_path", world), ("loop.eval_interval", 2), ("loop.eval_samples", 8)]
+    own = [*common["stage_c"], *shown, ("latents_path", stored), ("loop.keep_checkpoints", 0)]
+    run("stage_c", tmp_path / "whole", world, *own)
+    for updates in (2, 4):
+        run("stage_c", tmp_path / "cut", world, *own, ("updates", updates))
+    whole, cut = (hashes(tmp_path / name / "run") for name in ("whole", "cut"))
+    last = [name for name in whole if "000004" in name]
+    assert last and all(whole[name] == cut[name] for name in last)
     plain = [*common["stage_c"], *shown]
-    run("stage_c", tmp_path / "stored", world, *plain, ("latents_path", stored))
     run("stage_c", tmp_path / "plain", world, *plain)
-    found = [held_out(tmp_path / name) for name in ("stored", "plain")]
+    found = [held_out(tmp_path / name) for name in ("whole", "plain")]
     assert len(found[0]) == 2 and found[0] == pytest.approx(found[1], rel=1e-5)
-    same = [(tmp_path / name / "out" / "run" / "samples_000004.png").read_bytes() for name in ("stored", "plain")]
+    same = [(tmp_path / name / "out" / "run" / "samples_000004.png").read_bytes() for name in ("whole", "plain")]
     assert same[0] == same[1]
 
 

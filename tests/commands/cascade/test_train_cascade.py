@@ -1,6 +1,7 @@
 """Training all four kinds of a latent cascade from their files: resuming, processes, frozen networks, previews."""
 
 import csv
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from cascade_file_making import SIDE, UNET, frozen_of, make_world, read, run, write_file
 from checkpoint_making import make_classifier_file
 from marks import slow
@@ -18,6 +20,7 @@ from shard_making import encoded, random_image, tar_bytes
 from diff_dalle.checkpoints.checkpoint import load_file
 from diff_dalle.checkpoints.loading import open_network
 from diff_dalle.commands.info import describe_file
+from diff_dalle.commands.sources import preset_text
 from diff_dalle.config import InputError
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.recipes.cascade.session import identity_of, load_semantic, load_stage_a
@@ -101,10 +104,17 @@ def test_what_frozen_networks_it_was_trained_with_is_recorded(frozen, begun):
 
 
 def test_other_frozen_networks_than_those_at_the_start_are_refused(tmp_path, world, frozen):
+    """Not only of the folder's run: a file may say which ones it is about."""
+    changes = [*frozen_of("stage_b", frozen), QUIET]
+    run("stage_b", tmp_path, world, *changes, ("updates", 1))
     for name, kind in (("stage_a", "stage_a"), ("effnet", "semantic")):
+        run(kind, tmp_path / kind, world, QUIET, ("updates", 1), ("loop.seed", 7))
+        other = (f"{name}_checkpoint_path", str(tmp_path / kind / "run" / "model000001.pt"))
+        with pytest.raises(InputError, match=rf"holds a run with other settings: trained_with.{kind} \("):
+            run("stage_b", tmp_path, world, *changes, other)
         known = ("trained_with", {kind: "0123456789abcdef"})
         with pytest.raises(InputError, match=rf"{name}_checkpoint_path is .*the run was begun with 0123456789abcdef"):
-            read("stage_b", tmp_path, world, *frozen_of("stage_b", frozen), known).recipe().open(ALONE)
+            run("stage_b", tmp_path / "new", world, *changes, known)
 
 
 def test_networks_that_do_not_fit_are_refused_before_training(tmp_path, world, frozen):
@@ -232,6 +242,38 @@ def test_captions_and_the_loss_by_log_snr_need_no_held_out_data(tmp_path, world,
     lines = (tmp_path / "shown" / "out" / "run" / "samples_table.txt").read_text().splitlines()
     keys = [int(first.describe(position).rpartition(" ")[2]) for position in range(2)]
     assert lines == [f"picture {key}" for key in keys]
+
+
+@pytest.mark.parametrize("names", [("stage_c_3b", "stage_c_1b"), ("stage_b_3b", "stage_b_700m")])
+def test_the_documented_files_train_at_tiny_width(tmp_path, world, frozen, clip, names, monkeypatch):
+    """With all of their keys; the second from the weights of the first, on a list of sources, told to wandb."""
+    for variable, value in (("MODE", "offline"), ("SILENT", "true"), ("DATA_DIR", str(tmp_path / "wandb"))):
+        monkeypatch.setenv(f"WANDB_{variable}", value)
+    kind = names[0][:7]
+    own = {**UNET, "micro_conditions": [], "text": {"enc_attn_dim": 0, "text_length": 12}, "pooled_width": 16}
+    own |= {"text_width": 16, "image_width": 16} if kind == "stage_c" else {"pixel_channels": 0}
+    given = {"checkpoint_path": str(tmp_path), "output_path": str(tmp_path / "out"), "webdataset_path": world}
+    given |= {"batch_size": 4, "image_size": SIDE, "updates": 2, "save_every": 1, "model": own}
+    given |= {"data": {"num_workers": 0, "bucket_factor": 8}, "loop": {"preview_samples": 2}, "sampling": {"steps": 2}}
+    given |= {"distributed": {"device": "cpu", "threads": 1}, "clip_text_model_name": clip, "use_fsdp": True}
+    given |= {"clip_image_model_name": clip} if kind == "stage_c" else {"shift": 4}
+    given |= {"previewer_checkpoint_path": frozen["effnet_checkpoint_path"]} if kind == "stage_c" else {}
+    files = [
+        {**yaml.safe_load(preset_text(f"cascade_{name}")), **dict(frozen_of(kind, frozen)), **given} for name in names
+    ]
+    files[1] |= {
+        "generator_checkpoint_path": str(tmp_path / files[0]["experiment_id"] / "model000002.pt"),
+        "wandb_project": "StableCascade",
+        "wandb_entity": "wandb_username",
+        "webdataset_path": [f"file:{world}/00.tar", f"{world}/01.tar"],
+    }
+    for file in files:
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(file))
+        out = run_script("train_cascade.py", str(tmp_path / "config.yaml")).stdout
+        assert "Trained for 2 steps" in out
+        found = set(os.listdir(tmp_path / file["experiment_id"]))
+        assert {"model000002.pt", "opt000002.pt"} <= found
+    assert "Starting from the weights of" in out and "wandb_run_id.txt" in found
 
 
 def test_nothing_is_said_twice(tmp_path, world):

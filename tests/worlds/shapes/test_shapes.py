@@ -158,6 +158,28 @@ def test_a_sample_depends_on_seed_split_and_index_alone():
     assert all(other != forwards[7] for other in others)
 
 
+def test_kinds_come_in_the_fractions_asked_for():
+    """2 000 scenes: pairs and counts within five standard errors of their fractions."""
+    config = ShapesConfig(pair_fraction=0.4, count_fraction=0.2)
+    kinds = [scene(config, i).kind for i in range(2000)]
+    for kind, share in (("pair", 0.4), ("count", 0.2)):
+        assert abs(kinds.count(kind) / 2000 - share) < 5 * (share * (1 - share) / 2000) ** 0.5
+
+
+def test_a_lone_size_is_never_named():
+    """With one size to draw no caption mentions size."""
+    config = ShapesConfig(sizes=("large",), say_size=1.0)
+    assert not any("large" in training_caption(config, scene(config, i), i) for i in range(200))
+
+
+def test_colors_are_far_from_each_other_and_from_backgrounds():
+    """The palette keeps the distance that its comment promises."""
+    tones = [np.array(tone) for tone in COLORS.values()]
+    others = [np.array(tone) for tone in BACKGROUNDS.values()]
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(tones, 2)) >= 100
+    assert min(np.linalg.norm(a - b) for a, b in itertools.product(tones, others)) >= 100
+
+
 @pytest.mark.parametrize(
     "settings, word",
     [
