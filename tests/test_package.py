@@ -25,4 +25,6 @@ def test_importing_the_package_loads_no_optional_package():
     mathematics = "import sys, diff_dalle.diffusion.sampling; assert 'PIL' not in sys.modules"
     code = f"{mathematics}; diff_dalle.Pipeline; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"mpi4py", "webdataset", "wandb", "tensorboard", "blobfile", "boto3", "matplotlib"} & set(loaded)
+    optional = {"mpi4py", "webdataset", "wandb", "tensorboard", "blobfile", "boto3", "matplotlib"}
+    filters = {"cv2", "kornia", "onnxruntime", "torchvision"}
+    assert not (optional | filters) & set(loaded) and "diff_dalle.images.control_filters.table" in loaded

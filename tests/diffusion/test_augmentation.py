@@ -50,9 +50,6 @@ def blurred_plainly(image: np.ndarray, sigma: float, reach: int = 5) -> np.ndarr
     return out / total
 
 
-# ----------------------------------------------------------------------------------------------------------- averaging
-
-
 # ---------------------------------------------------------------------------------------------------------------- blur
 
 
@@ -63,6 +60,8 @@ def test_each_sample_is_blurred_by_its_own_sigma(size):
     out = blur(images, torch.tensor(sigmas))
     for image, got, sigma in zip(images.double().numpy(), out, sigmas, strict=True):
         np.testing.assert_allclose(got, blurred_plainly(image, sigma), rtol=0, atol=5e-5)
+    gray = images[..., :1, :1].expand_as(images)
+    assert_close(blur(gray, torch.tensor(sigmas)), gray, rtol=0, atol=1e-6)
 
 
 def test_images_without_blur_are_unchanged_in_a_batch_with_blurred_ones():

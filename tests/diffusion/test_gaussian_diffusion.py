@@ -1,5 +1,6 @@
 """The process: identities between predictions, losses, weights, precision, and edge cases."""
 
+import itertools
 import math
 
 import numpy as np
@@ -20,6 +21,7 @@ from diff_dalle.diffusion import (
 )
 from diff_dalle.diffusion.losses import discretized_gaussian_log_likelihood, min_snr_weights, p2_weights
 
+ANY_MEAN = ModelMeanType.EPSILON, ModelMeanType.START_X, ModelMeanType.VELOCITY
 MSE, FIXED, RANGE = LossType.MSE, ModelVarType.FIXED_SMALL, ModelVarType.LEARNED_RANGE
 X_START = pixels(4, 3, 4, 4, seed=1)
 NOISE = seeded(4, 3, 4, 4, seed=2)
@@ -128,12 +130,13 @@ def test_a_constrained_variance_stays_within_its_range():
 
 @pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("mean", [ModelMeanType.EPSILON, ModelMeanType.START_X, ModelMeanType.VELOCITY])
+@pytest.mark.parametrize("mean", ANY_MEAN)
 def test_extreme_variances_have_finite_losses_and_gradients(mean, name, constrained):
-    """Raw fractions from -10 to 10 at every step, t = 0 and the last included, for close and for wrong predictions."""
-    for steps in (20, 1000):
+    """Raw fractions from -10 to 10 at every step, t = 0 and the last included, for close and for wrong predictions; the
+    bound as the loss, too."""
+    for steps, loss in itertools.product((20, 1000), (MSE, LossType.RESCALED_KL)):
         betas = get_named_beta_schedule(name, steps)
-        process = make(mean, RANGE, betas=betas, constrain_variance=constrained)
+        process = make(mean, RANGE, loss, betas, constrain_variance=constrained)
         t = torch.tensor([0, 0, 1, steps - 1]).repeat(5)
         raw = torch.linspace(-10, 10, 5).repeat_interleave(4)
         x_start, noise = X_START.repeat(5, 1, 1, 1), NOISE.repeat(5, 1, 1, 1)
@@ -145,6 +148,21 @@ def test_extreme_variances_have_finite_losses_and_gradients(mean, name, constrai
             assert all(values.isfinite().all() for values in losses.values())
             assert output.grad.isfinite().all()
             assert output.grad[2:, 3:].abs().sum() > 0  # the bound still trains the variance
+
+
+@pytest.mark.parametrize("mean", ANY_MEAN)
+@pytest.mark.parametrize("name", ["linear", "cosine", "sigmoid"])
+def test_the_bound_of_an_exact_denoiser_is_zero(mean, name):
+    """With the variance of the posterior, for every prediction; read as another, it would cost ten times as much."""
+    process = make(mean, RANGE, betas=get_named_beta_schedule(name, 1000), vb_loss_weight=1.0)
+    t = torch.tensor([1, 10, 400, 990])
+    target = process.target(X_START, t, NOISE)
+    output = torch.cat([target, torch.full_like(target, -1.0)], dim=1)
+    terms = process.training_losses(constant(output), X_START, t, noise=NOISE)
+    assert terms["mse"].max() == 0 and terms["vb"].abs().max() < 1e-5
+    for other in {*ANY_MEAN} - {mean}:
+        misread = make(other, RANGE, betas=process.betas, vb_loss_weight=1.0)
+        assert misread.training_losses(constant(output), X_START, t, noise=NOISE)["vb"].max() > 1e-4
 
 
 @pytest.mark.parametrize("weighting", [min_snr_weights, p2_weights])

@@ -222,6 +222,20 @@ def test_dynamic_threshold(percentile):
     assert_close(dynamic_threshold(x, percentile)[1:2], dynamic_threshold(x[1:2], percentile))
 
 
+@pytest.mark.parametrize(("kind", "largest"), [("none", 7.0), ("static", 1.0), ("dynamic", 1.0)])
+def test_thresholding(kind, largest):
+    """Each kind limits x_start as documented, and eps follows x_start."""
+    process, x = create_gaussian_diffusion(CONFIG), torch.randn(1, 3, 4, 4)
+
+    def network(x, t, cond):
+        return torch.cat([x / x.abs().amax() * 7, x], dim=1)
+
+    found = guided_denoiser(process, network, COND, None, GuidanceConfig(guidance_scale=1.0, thresholding=kind))(x, 50)
+    assert found.x_start.abs().max().item() == pytest.approx(largest, rel=1e-5)
+    alpha_bar = process.alphas_cumprod[50]
+    assert_close(alpha_bar**0.5 * found.x_start + (1 - alpha_bar) ** 0.5 * found.eps, x)
+
+
 def test_thresholding_uses_the_value_range():
     x = 3 * torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     static, dynamic, none = (GuidanceConfig(thresholding=kind) for kind in ("static", "dynamic", "none"))

@@ -56,6 +56,12 @@ def test_cosine_is_the_discrete_cosine_schedule():
     np.testing.assert_allclose(torch.sigmoid(cosine_log_snr(times)), discrete, rtol=1e-9)
 
 
+@pytest.mark.parametrize(("name", "place"), [("cosine2", torch.atan), ("edm", lambda sigma: sigma ** (1 / 7))])
+def test_an_angle_or_a_root_moves_at_constant_speed(name, place):
+    steps = place(torch.exp(-LOG_SNR_SCHEDULES[name](T) / 2)).diff()
+    assert_close(steps, steps.mean().expand(4))
+
+
 def test_stable_diffusion_has_the_values_of_its_steps():
     betas = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
     alphas_cumprod = torch.from_numpy(np.cumprod(1 - betas))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diff_dalle.config import InputError
-from diff_dalle.diffusion import SCHEDULES, get_named_beta_schedule
+from diff_dalle.diffusion import SCHEDULES, betas_for_alpha_bar, get_named_beta_schedule
 
 COUNTS = [*range(1, 45), 100, 250, 1000, 1001, 2000, 4000]
 
@@ -37,6 +37,8 @@ def test_formulas():
     assert sigmoid[0] == pytest.approx((1e-4 + 0.0199 / (1 + np.exp(6))) * 1000 / 1001)
     assert np.cumprod(1 - get_named_beta_schedule("jsd", 50)) == pytest.approx(1 - np.arange(1, 51) / 50)
     assert get_named_beta_schedule("cosine", 1000)[-1] == 0.999
+    betas = betas_for_alpha_bar(100, lambda t: 1 - t, max_beta=0.5)
+    assert np.cumprod(1 - betas)[:98] == pytest.approx(1 - np.arange(1, 99) / 100) and betas[-1] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,18 @@ def test_levels_of_the_papers():
     np.testing.assert_allclose(np.exp(-karras), [(first + i / 6 * (last - first)) ** 7 for i in range(7)])
 
 
+@pytest.mark.parametrize("spacing", LEVEL_SPACINGS)
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_each_level_is_that_of_the_nearest_trained_step(schedule, spacing):
+    """Except where that is taken already: then a neighbor is, since every step is taken once."""
+    levels = half_log_snr(alphas_cumprod(schedule))
+    wanted = LEVEL_SPACINGS[spacing](levels[-1], levels[0], 20)[::-1]
+    nearest = np.abs(levels[:, None] - wanted).argmin(0)
+    found = np.array(spaced_steps(alphas_cumprod(schedule), 20, spacing))
+    alone = np.array([np.sum(np.abs(nearest - step) <= 8) == 1 for step in nearest])
+    assert alone.sum() >= 6 and (found[alone] == nearest[alone]).all()
+
+
 def test_without_signal_at_the_end_the_levels_reach_to_the_last_one_that_has_any():
     """The infinite λ of the last step, which is taken too, is the end of no interval."""
     levels = half_log_snr(alphas_cumprod("jsd")[:-1])

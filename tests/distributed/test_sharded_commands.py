@@ -110,6 +110,20 @@ def test_an_average_that_the_checkpoint_lacks_starts_from_one_it_has_on_any_numb
 
 
 @pytest.mark.slow
+def test_a_classifier_with_cached_gradients(tmp_path):
+    data = make_data(tmp_path / "shards")
+    settings = {"script": "train_classifier.py", "data": data, "iterations": 3, "microbatch": 2, "lr": 1e-4}
+    train(logdir=tmp_path / "one", batch_size=8, **settings)
+    two = {"logdir": tmp_path / "two", "batch_size": 4, "parallel": "fsdp", "consolidate": True, "num_workers": 0}
+    train_on_two(tmp_path, "ClassifierRun", *training_flags(**two, **settings))
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert one.keys() == two.keys() and all(abs(one[step] - two[step]) <= 1e-5 for step in one)
+    whole, average = (load_file(str(tmp_path / "two" / f"{role}000003.pt")) for role in ("model", "ema_0.9_"))
+    value, mean = (each["state"]["scale_logit"] for each in (whole, average))
+    assert value.shape == () and value != mean
+
+
+@pytest.mark.slow
 def test_two_u_nets_of_a_decoder(tmp_path, monkeypatch):
     """Each sharded by itself, in one checkpoint; what a saver keeps is ordinary files."""
     monkeypatch.chdir(tmp_path)

@@ -142,6 +142,24 @@ def test_close_levels_differ_in_half_precision():
     assert relative(expected[0], expected[1]) > 1e-3
 
 
+def test_a_new_upsampler_depends_on_the_image_after_one_update_and_on_the_levels_after_two():
+    """All residual branches start at 0, so that the first update changes the output convolution only."""
+    torch.manual_seed(0)
+    network = Generator(GeneratorConfig(UNET, NO_TEXT, LowResConfig(4)), 0)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    x, t = noisy()
+    cond, other = small(), small(seed=3)
+    degraded = replace(cond, low_res_level=cond.low_res_level + 0.3, low_res_blur=cond.low_res_blur + 0.1)
+    affected = []
+    for _ in range(3):
+        out = network(x, t, cond)
+        affected.append([not torch.equal(out, network(x, t, changed)) for changed in (other, degraded)])
+        optimizer.zero_grad()
+        (out - 1).square().mean().backward()
+        optimizer.step()
+    assert affected == [[False, False], [True, False], [True, True]]
+
+
 def test_dropping_the_caption_keeps_the_low_resolution_image():
     network, (x, t) = make_upsampler(), noisy()
     everywhere = torch.ones(3, dtype=torch.bool)

@@ -12,8 +12,10 @@ from decoder_making import TEXT_UNET, UNET, make_decoder, save_decoder, save_une
 from PIL import Image
 
 import diff_dalle
+from diff_dalle import ImageEdit
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.config import InputError
+from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.embeddings.clip import load_clip
 from diff_dalle.images.signal import from_uint8
 from diff_dalle.images.transforms import center_crop
@@ -364,7 +366,20 @@ def test_the_request_of_a_sample_call(make, monkeypatch):
     assert list(requests.pop().seeds) == [7, 8, 9]
     pipeline.sample(num_samples=4, seed=2)
     assert requests[-1].prompts == [""] * 4 and list(requests.pop().seeds) == [2, 3, 4, 5]
-    pipeline.sample("a", images=PICTURES)
-    assert requests.pop().prompts == ["a"] * 3
+    for prompts, used in (("a", "aaa"), ("ab", "aba"), ("abcd", "abcd")):
+        pipeline.sample([*prompts], images=PICTURES)
+        assert requests.pop().prompts == [*used]
     with pytest.raises(InputError, match="classifier_prompts has 1 value for 3 prompts"):
         pipeline.sample(images=PICTURES, classifier_prompts=["a"])
+
+
+def test_a_low_strength_preserves_the_picture(make):
+    picture = random_images(1, 16, 16, seed=9)[0]
+    near, far = (
+        sample(
+            make(sample_timesteps=(None,)), images=PICTURES, edit=ImageEdit([picture], None, EditConfig(strength=part))
+        )
+        for part in (0.1, 0.9)
+    )
+    small = np.array(Image.fromarray(picture).resize((8, 8), Image.Resampling.BOX)).astype(int)
+    assert np.abs(near - small).mean() < np.abs(far - small).mean()

@@ -474,7 +474,7 @@ def test_requests_that_a_cascade_cannot_do_are_refused(latent, cascade, decoders
             {"sampler": SamplerConfig("ddim", 4, spacing="leading")},
             "spacing is leading, but a process in log",
         ),
-        (cascade, {"guidance": GuidanceConfig(guidance_scale=3.0)}, "thresholding is static, but .* no limits"),
+        (cascade, {"guidance": GuidanceConfig(guidance_scale=3.0)}, "c.pt: thresholding is static, but .* no limits"),
         (cascade, {"classifier": "clip.pt"}, "a classifier sees pictures, not the latents"),
         (
             cascade,
@@ -488,6 +488,7 @@ def test_requests_that_a_cascade_cannot_do_are_refused(latent, cascade, decoders
         (decoders, {"reconstruct": list(picture), "size": (64, 60)}, "size is 60×64, .*of 8, .* change sample_size"),
         (decoders, {"reconstruct": list(picture[:, :, :, 0])}, "a picture to reconstruct"),
         (decoders, {"reconstruct": []}, "reconstruct has no picture"),
+        (decoders, {"low_res": picture[:, :, :60]}, "low_res is 60×64, .* multiples of 8, .*: crop the images"),
         (blind, {"edit": ImageEdit(list(picture))}, "pictures become latents by a previewer, but there is none"),
         (
             load("", "cpu", **latent.rest),

@@ -14,6 +14,8 @@ from script_running import run
 
 import diff_dalle
 from diff_dalle import Control
+from diff_dalle.commands.command_line import parse
+from diff_dalle.commands.sample import SampleRun
 from diff_dalle.config import InputError
 from diff_dalle.sampling.classifier import ClassifierConfig, load_guide
 
@@ -101,7 +103,7 @@ def test_a_controlnet_steers_the_network_with_the_lora(files):
     assert all(not np.array_equal(both, other) for other in (alone, steered, sample(files)))
 
 
-def test_a_pipeline_file_says_what_is_loaded(files, tmp_path):
+def test_a_pipeline_file_says_what_flags_say(files, tmp_path):
     """And each LoRA goes to its own network."""
     given = {
         "model_path": str(files / "base" / "ema.pt"),
@@ -116,6 +118,8 @@ def test_a_pipeline_file_says_what_is_loaded(files, tmp_path):
         "precision": "fp32",
     }
     (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(given))
+    flags = [f"--{name}={','.join(value) if isinstance(value, list) else value}" for name, value in given.items()]
+    assert parse(SampleRun, flags) == parse(SampleRun, ["--config", str(tmp_path / "pipeline.yaml")])
     run("sample.py", "--config", tmp_path / "pipeline.yaml", "--logdir", tmp_path / "file")
     loras, picture = ("classifier_lora.safetensors", "base_lora.safetensors:0.5"), Control(PICTURES[:1])
     guided = {"classifier": given["classifier_path"], "classifier_scale": 30.0}

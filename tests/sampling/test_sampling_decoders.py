@@ -24,9 +24,11 @@ from diff_dalle.batch import SELF_COND
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.checkpoints.loading import SavedNetwork
 from diff_dalle.checkpoints.pixels import DecoderSettings
-from diff_dalle.config import InputError
+from diff_dalle.config import InputError, expectations
+from diff_dalle.diffusion import DiffusionConfig
 from diff_dalle.diffusion.editing import EditConfig
 from diff_dalle.diffusion.sampling import SampleBatch, SamplerConfig, sample_steps
+from diff_dalle.models.generator import GeneratorConfig
 from diff_dalle.sampling.pipeline import Pipeline
 from diff_dalle.sampling.pixel_stages import UnetStage
 
@@ -90,6 +92,15 @@ def test_unets_must_be_trained_on_the_same_embeddings(tmp_path):
     with pytest.raises(InputError, match=r"0.pt has image embeddings of width 6, but .*1.pt of width 7"):
         diff_dalle.load(paths(unets=(replace(every, image_embed_dim=7),) * 2), "cpu")
     assert len(diff_dalle.load(paths(unets=(UNET,) * 2, clip=ClipConfig()), "cpu").stages) == 2  # 1 reads none
+
+
+def test_flags_of_a_network_are_compared_or_refused():
+    pipeline = pipeline_of()
+    pipeline.check(expectations(DiffusionConfig, "")(noise_schedule="cosine"))
+    with pytest.raises(InputError, match=r"diffusion_steps \(3 given, 50 in the checkpoint\)"):
+        pipeline.check(expectations(DiffusionConfig, "")(diffusion_steps=3))
+    with pytest.raises(InputError, match=r"num_channels \(given, but the checkpoint has no such setting\)"):
+        pipeline.check(expectations(GeneratorConfig, "")(num_channels=3))
 
 
 # ---------------------------------------------------------------------------------------------- embeddings and guidance

@@ -10,11 +10,14 @@ from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.diffusion import DiffusionConfig, create_gaussian_diffusion
 from diff_dalle.diffusion.diffusion_config import training_process
 from diff_dalle.diffusion.resample import DenoisingConfig
+from diff_dalle.distributed.world import ALONE
 from diff_dalle.images.control_filters.table import ControlConfig
 from diff_dalle.models.adapters.controlnet import Controlled, UnetControlConfig, UnetControlNet
 from diff_dalle.randomness import Draw
 from diff_dalle.tasks.control import BASE, SEED, ControlledDenoisingTask, control_of
 from diff_dalle.tasks.denoising import DenoisingTask
+from diff_dalle.training.optim import OptimConfig
+from diff_dalle.training.trainee import Trainee
 
 PROCESS = create_gaussian_diffusion(DiffusionConfig(diffusion_steps=40, prediction="x_start"))
 FLOW = training_process(DiffusionConfig(noise_schedule="flow", prediction="x_start", loss_space="flow"))
@@ -51,6 +54,20 @@ def test_the_first_loss_is_that_of_the_base(process):
     alone = DenoisingTask(base, process, DenoisingConfig()).eval()
     expected, found = (each.losses(batch, draw_of(batch))["loss"] for each in (alone, task))
     assert torch.equal(expected, found)
+
+
+def test_all_of_a_new_controlnet_and_nothing_else_is_trained():
+    """What starts at 0 included."""
+    task, batch = make_task(), make_batch()
+    trainee = Trainee(task, OptimConfig(ema_rate=(0.5,), lr=1e-2), "fp32", ALONE)
+    own = {name: value.clone() for name, value in task.model.state_dict().items()}
+    for step in range(3):
+        trainee.update([(batch, draw_of(batch))], step)
+    assert [name for name, value in task.model.state_dict().items() if torch.equal(own[name], value)] == []
+    optimizer = trainee.optimizations[""].optimizer
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in task.model.parameters()} and len(optimizer.state) == len(held)
+    assert trainee.states()["ema_0.5"].keys() == own.keys() == trainee.states()["model"].keys()
 
 
 def test_controls_are_of_the_positions():

@@ -10,6 +10,7 @@ import torch
 from checkpoint_making import make_run
 from marks import slow
 from torch._dynamo.testing import CompileCounterWithBackend
+from waiting import reads
 
 from diff_dalle.batch import Batch, Conditioning
 from diff_dalle.checkpoints.checkpoint import Identity
@@ -62,6 +63,24 @@ def batch(step):
     tokens = (torch.stack([draw.uniform(f"token {i}") for i in range(LENGTH)], 1) * 50).long()
     mask = torch.arange(LENGTH) < 1 + (draw.uniform("length") * LENGTH).long()[:, None]
     return Batch(draw.normal("image", (3, 8, 8)).tanh(), Conditioning(tokens=tokens, mask=mask), index)
+
+
+@pytest.mark.parametrize(
+    ("kind", "microbatch", "precision"),
+    [
+        ("generator", 2, "fp32"), ("generator", 3, "fp16"), ("upsampler", 0, "bf16"),
+        ("classifier", 4, "fp32"), ("classifier", 2, "fp16"), ("classifier", 2, "bf16"),
+    ],
+)  # fmt: skip
+def test_steps_between_two_logs_never_wait_for_the_device(kind, microbatch, precision):
+    """After the first step, which makes tables and the optimizer's state. Indices are on the CPU in any case."""
+    loop = make_loop(kind, microbatch=microbatch, precision=precision)
+    loop.update(batch(0))
+    batches = [batch(step) for step in (1, 2)]
+    with reads([each.index for each in batches]) as found:
+        for each in batches:
+            loop.update(each)
+    assert found == []
 
 
 @pytest.mark.parametrize(("kind", "microbatch"), [("generator", 2), slow("classifier", 2)])

@@ -459,6 +459,8 @@ def test_resume_and_init_from_another_folder(tmp_path, capsys):
     assert torch.equal(weights(resumed.trainees[0]), weights(whole.trainees[0]))
     with pytest.raises(InputError, match="holds a toy, not a generator"):
         make_loop(tmp_path / "other", kind="generator", resume_checkpoint=str(tmp_path / "a" / "model000004.pt"))
+    with pytest.raises(InputError, match="holds a run of a toy, not of a generator"):
+        open_run(str(tmp_path / "a"), Identity("generator", {}, None), OptimConfig)
     slow = OptimConfig(lr=1e-3, weight_decay=0.1, adam_beta2=0.9, ema_rate=(0.9, 0.99))
     changed = make_loop(tmp_path / "f", optim=slow, resume_checkpoint=str(tmp_path / "a" / "model000004.pt"))
     groups = changed.trainees[0].optimizations[""].optimizer.param_groups

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,7 +101,8 @@ def test_stage_c_makes_as_many_positions_as_stage_b_reads_of_a_picture(tmp_path)
         path, _ = imported(tmp_path / kind, kind, file_of(MAKE[kind][1](MAKE[kind][0])))
         found.append(stage(open_network(path, kind), CPU))
     before, after = found
-    assert after.size_before((256, 256), before) == (24, 24)
+    assert [after.size_before(size, before) for size in ((256, 256), (384, 160))] == [(24, 24), (36, 15)]
+    assert after.size_before((384, 160), SimpleNamespace(image_size=24, divisor=2)) == (36, 16)
     sizes = []
 
     class Encoder:

@@ -267,6 +267,8 @@ def test_masks_are_boxes_and_strokes_of_a_usual_size():
     filled = area * 48 * 64 == rows * columns
     assert filled[boxes].float().mean() > 0.3 and not filled[~boxes].any()  # a single box fills its extent
     assert (masks[boxes].float().mean(0) > 0).all() and (masks[~boxes].float().mean(0) > 0).all()  # anywhere
+    assert torch.equal(torch.cat([box_or_stroke_masks((48, 64), draw(1, i)) for i in range(8)]), masks[:8])
+    assert not torch.equal(box_or_stroke_masks((48, 64), draw(8, seed=1)), masks[:8])
 
 
 def test_inpainting_hides_what_is_masked():

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from diff_dalle.models.dropout import number_dropouts
 from diff_dalle.models.latent.blocks import (
     AttentionBlock,
     Context,
@@ -173,3 +174,20 @@ def test_gradients_of_the_response_norm(dtype):
     for ours, theirs in zip(found, expected, strict=True):
         error = (ours.float() - theirs).norm() / theirs.norm()
         assert error < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("make", [
+    lambda on: ConvBlock(8, 0, 3, 0.3, 1, on), lambda on: FeedForward(8, 0.3, 1, on),
+    lambda on: AttentionBlock(8, 2, 6, on),
+], ids=["C", "F", "A"])  # fmt: skip
+@pytest.mark.parametrize("keyed", [True, False])
+def test_checkpointing_keeps_nothing_but_the_input_of_a_block_for_the_backward_pass(make, keyed):
+    kept = []
+    for on in (False, True):
+        given = context(tokens=torch.ones(2, 3, 6), keys=torch.tensor([3, 4]) if keyed else None)
+        saved, block = [], make(on)
+        number_dropouts(block)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
+            block(image(8).requires_grad_(), given)
+        kept.append(len(saved))
+    assert kept[1] < kept[0] / 2
