@@ -139,8 +139,12 @@ def test_numbers_of_many_digits_can_be_shown():
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
+        ("a,b", ["a", "b"]),
+        (",a,,b,", ["a", "b"]),
+        ("{1,2}.tar,b", ["{1,2}.tar", "b"]),
         ("a{1..3}b{x,y}c,{0,1}", ["a{1..3}b{x,y}c", "{0,1}"]),
         ("a{b,c", ["a{b", "c"]),
+        ("a,pipe:cat b,c,pipe:d", ["a", "pipe:cat b,c", "pipe:d"]),
         ("a," * 200_000, ["a"] * 200_000),
         ("{a," * 200_000, ["{a"] * 200_000),
     ],

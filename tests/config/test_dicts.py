@@ -46,6 +46,10 @@ def test_keys_in_sections_have_no_prefix():
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
+        ({"modle": {}}, "modle is an unknown setting; did you mean model?"),
+        ({"model": {"num_chanels": 3}}, "model.num_chanels is an unknown setting; did you mean num_channels?"),
+        ({"model": 3}, "model is 3, but must be a mapping of settings"),
+        ({"model": {"num_channels": 1.5}}, "model.num_channels is 1.5, but must be an integer"),
         ({"training": {"limit": "x"}}, "training.limit is 'x', but must be an integer or none"),
         ({"training": {"lr": "x" * 200}}, f"training.lr is '{'x' * 119}…, but must be a number"),
         ({"training": {"lr": 10**400}}, f"training.lr is 1{'0' * 119}…, but must be a number"),
@@ -54,12 +58,32 @@ def test_keys_in_sections_have_no_prefix():
         ({"model": {"channel_mult": [1, float("-inf")]}}, "must be a finite number"),
         ({"model": {"num_channels": 2**63}}, "is 9223372036854775808, but must be an integer between -(2^63 - 1) and"),
         ({"training": {"limit": -(2**63)}}, "must be an integer between -(2^63 - 1) and 2^63 - 1"),
+        ({"model": {"variance": "fixed_smal"}}, "did you mean fixed_small?"),
     ],
 )
 def test_bad_mappings_are_one_sentence_with_the_path(mapping, message):
     with pytest.raises(InputError) as error:
         from_dict(Run, mapping)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"decoder": {"unets": [{}, {"dmi": 3}]}}, "decoder.unets[1].dmi is an unknown setting; did you mean dim?"),
+        ({"decoder": {"unets": [{"dim": "x"}]}}, "decoder.unets[0].dim is 'x', but must be an integer"),
+        ({"decoder": {"unets": {"dim": 3}}}, "decoder.unets is {'dim': 3}, but must be a list of sections"),
+        ({"decoder": {"unets": [3]}}, "decoder.unets[0] is 3, but must be a mapping of settings"),
+        ({"decoder": {"unets": [{}, {"dim": 0}]}}, "decoder.unets[1].dim is 0, but must be at least 1"),
+        ({"sampling": {"eta": -1}}, "sampling.eta is -1, but must be at least 0"),
+        ({"upsampling": {"eta": -1}}, "upsampling.eta is -1, but must be at least 0"),
+        ({"upsampling": {"upsampler_eta": 1}}, "upsampling.upsampler_eta is an unknown setting"),
+    ],
+)
+def test_bad_lists_and_prefixed_sections_are_called_by_their_path(mapping, message):
+    with pytest.raises(InputError) as error:
+        from_dict(Cascade, mapping)
+    assert str(error.value).startswith(message)
 
 
 def test_earlier_names_in_checkpoints():
@@ -82,7 +106,7 @@ def test_a_saved_config_of_another_structure_is_one_sentence(saved):
         differences(saved, to_dict(Run()), Run)
 
 
-@pytest.mark.parametrize("unets", [3, [3]])
+@pytest.mark.parametrize("unets", [3, "x", {"a": 1}, [3]])
 def test_a_saved_list_of_sections_of_another_structure_is_one_sentence(unets):
     with pytest.raises(InputError, match="unets is .*must be a list of sections|must lie in a mapping of settings"):
         differences({"decoder": {"unets": unets}}, to_dict(Cascade()), Cascade)

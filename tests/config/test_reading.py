@@ -117,6 +117,13 @@ def test_single_errors(text, message):
     assert message in "\n".join(errors_of(text))
 
 
+def test_json_that_cannot_be_read_is_located():
+    (line,) = errors_of('{"stages": {"unets": [],\n  "clip": {"make": "x" "side": 3}}}')
+    assert line.startswith("run.yaml is not valid YAML or JSON") and line.endswith("(line 2, column 24)")
+    (line,) = errors_of("stages: [1")
+    assert line.endswith("(line 2)") or line.endswith("(line 1)")
+
+
 def test_only_json_has_comments_with_slashes():
     assert (
         from_text(WholeFile, "stages: {unets: [], clip: {make: http://a//b}} # //x").stages.clip.make == "http://a//b"

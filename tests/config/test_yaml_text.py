@@ -16,15 +16,18 @@ CHAIN = "".join(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("lr: 1\nlr: 2", "F: setting lr is given twice (line 2)"),
         ('{"a": {"lr": 1, "lr": 2}}', "F: setting lr is given twice (line 1)"),
         ("lr: 1\n'lr': 2", "given twice"),
         ("a: " + "[" * 100_000, "F: values are nested more than 32 levels deep (line 1)"),
         ("\n".join(" " * i + "a:" for i in range(40)), "more than 32 levels deep (line 32)"),
         (CHAIN, "more than 32 levels deep (line 2)"),
         (BOMB, "F: it holds more than 20,000 values, repeated ones included (line 5)"),
+        ("a: &a [*a]", "F: an alias stands inside the value that it repeats (line 1)"),
         ("&a {model: *a}", "an alias stands inside the value that it repeats"),
         ("a: *b", "F is not valid YAML or JSON: found undefined alias 'b' (line 1)"),
         ("lr: {{rate}: 1}", "not valid YAML"),
+        ("{a: [1", "not valid YAML"),
         ("lr: !!python/object/apply:os.getcwd []", "not valid YAML"),
         ("lr: !!bool maybe", "not valid YAML"),
         ("lr: !!int ''", "not valid YAML"),
@@ -34,6 +37,7 @@ CHAIN = "".join(
         (f"lr: {'1' * 5000}", "not valid YAML"),
         ("a: \x00", "not valid YAML"),
         ("a: 1\n---\nb: 2", "not valid YAML"),
+        ("- 3", "F must hold settings as `name: value` lines"),
         ("", "F must hold settings"),
     ],
 )
