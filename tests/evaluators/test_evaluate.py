@@ -383,7 +383,8 @@ def test_variations_of_a_decoder_are_scored_beside_what_its_clip_carries(folder,
 
 
 def test_a_decoder_is_no_generator_nor_the_reverse(folder, decoder):
-    given = {"shapes_dir": None, "prompts_per_task": None, "data_dir": folder, "metrics": "fid", "feature_network": "a:b"}
+    given = {"shapes_dir": None, "prompts_per_task": None}
+    given |= {"data_dir": folder, "metrics": "fid", "feature_network": "a:b"}
     for wrong, path, kind, right in (
         ("model_path", decoder, "decoder", "decoder_path"),
         ("decoder_path", folder / "base.pt", "generator", "model_path"),

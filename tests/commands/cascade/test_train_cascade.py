@@ -65,6 +65,13 @@ def same_weights(one: Path, other: Path) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("begun", ["stage_a", slow("semantic"), slow("stage_b"), "stage_c"], indirect=True)
+def test_accumulated_updates_are_those_of_the_whole_batch(tmp_path, world, frozen, begun):
+    kind, whole, _ = begun
+    run(kind, tmp_path, world, *three(kind, frozen, ("grad_accum_steps", 2)))
+    same_weights(whole, tmp_path)
+
+
 @pytest.mark.parametrize(
     "begun",
     ["stage_c", *(slow(kind) for kind in KINDS if kind != "stage_c")],
