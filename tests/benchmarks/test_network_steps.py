@@ -10,6 +10,7 @@ from marks import slow
 from benchmarks import decoder_unet, latent, use_checkpoint
 from diff_dalle.batch import Conditioning
 from diff_dalle.models.cost import peak_bytes
+from diff_dalle.models.decoder.config import DecoderUnetConfig
 from diff_dalle.models.decoder.unet import DecoderUnet
 from diff_dalle.models.latent.config import LatentTextConfig
 
@@ -94,6 +95,9 @@ def test_activation_checkpointing_halves_the_peak_memory(memory_efficient, most,
     network has little left to save: its norms keep no more than their inputs without checkpointing either."""
     monkeypatch.undo()
     config = replace(decoder_unet.NETWORK, dim=128, cond_dim=64, attn_heads=16, memory_efficient=memory_efficient)
+    example = DecoderUnetConfig(dim=128, image_embed_dim=768, cond_dim=64, dim_mults=(1, 2, 4, 8))  # as documented
+    assert config == replace(example, memory_efficient=memory_efficient, as_published=True)
+    assert [4 * getattr(decoder_unet.NETWORK, name) for name in ("dim", "cond_dim", "attn_heads")] == [128, 64, 16]
     peaks = []
     for checkpointed in (False, True):
         with torch.device("meta"):

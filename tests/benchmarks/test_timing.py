@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks import timing as timing_module
+from benchmarks.registry import BENCHMARKS
 from benchmarks.timing import (
     Benchmark,
     Timing,
@@ -54,10 +55,14 @@ def test_runs_go_a_b_b_a_after_the_gate():
     assert len(timing.ours) == len(timing.baseline) == 4
 
 
-def test_a_benchmark_without_its_package_is_skipped():
+def test_a_benchmark_without_its_package_is_skipped(monkeypatch):
     (said,) = results(replace(TOY, package="no_such_package"), TimingConfig())
     assert said == "skipped: the package no_such_package is not installed"
     assert list(results(replace(TOY, package="numpy", target=0.0), TimingConfig())) == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert list(results(BENCHMARKS["time_to_quality"], TimingConfig())) == [
+        "skipped: the package diffusers is not installed"
+    ]
 
 
 def test_ratio_of_medians_and_a_a_control():

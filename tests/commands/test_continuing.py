@@ -222,6 +222,8 @@ def test_flags_and_yaml_start_and_resume_alike(tmp_path, world, capsys, system):
     system(tmp_path / "next", world, resume_checkpoint=path, seed=3, lr=1e-5, iterations=4)
     out = capsys.readouterr().out
     assert "Resuming at step 3" in out and re.search(r"\| lr +\| 0.0001 +\| 1e-05 ", out) and "seed" not in out
+    rows = map(json.loads, (tmp_path / "next" / "run" / "progress.jsonl").read_text().splitlines())
+    assert {row["step"]: row["lr"] for row in rows if "lr" in row} == pytest.approx({3: 1e-4, 4: 1e-5})
     before = files(tmp_path)
     with pytest.raises(InputError, match=r"seed \(3 → 4\)"):
         system(tmp_path / "next", world, resume_checkpoint=path, seed=4, iterations=5)

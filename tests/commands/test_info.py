@@ -210,6 +210,11 @@ def test_a_decoders_file_says_what_each_unet_makes_from_what(tmp_path, monkeypat
         assert f"(trainee unet{i})" in alone and f"\n{count:,} parameters" in alone
         assert alone.splitlines()[1] == (first, last)[i] and (first, last)[1 - i] not in alone
         assert ("CLIP of the embeddings" in alone) == (i == 0)
+    cropped = make_decoder(2, use_noise_for_lowres_cond=(True,), random_crop_sizes=(8,))
+    alone = describe_file(save_unet(tmp_path / "cropped.pt", cropped, 1))
+    assert "EMA weights of a decoder (trainee unet1) after 11 steps" in alone
+    assert "decoder.unets" not in alone and "unets[1].dim 8" in alone
+    assert "image of 16×16 pixels" in alone and "images of 8×8 pixels" in alone
     monkeypatch.setattr("diff_dalle.commands.info.cost_parts", lambda _: ("", ""))  # have no part in what follows
     bare = describe_file(save_decoder(tmp_path / "bare.pt", make_decoder()))
     assert "CLIP of the embeddings and texts: not recorded" in bare

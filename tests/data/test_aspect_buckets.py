@@ -233,6 +233,8 @@ def test_each_batch_has_the_size_of_its_images(shards):
         sizes.add(size_of_batch(batch))
     assert len(sizes) == 3 and set(seen) == set(range(40)) - {11}
     assert max(seen.values()) - min(seen.values()) <= 4  # 6 epochs; the replacement of 11 counts twice
+    orders = [load(shards, SPEC, seed, aspect=ASPECT).order.samples_at(np.arange(40)) for seed in (3, 4)]
+    assert not np.array_equal(*orders)
 
 
 @pytest.mark.parametrize("position", [0, 24])

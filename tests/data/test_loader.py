@@ -103,6 +103,14 @@ def test_any_number_of_processes_shares_the_same_samples(shards, world, spec):
             assert_same(one.select(slice(rank, None, world)), other)
 
 
+def test_an_epoch_has_every_caption_once_and_the_next_or_another_seed_another_order(shards):
+    data = loader(shards)
+    first, second = (captions_of(data.batch_at(range(start, start + 19))) for start in (0, 19))
+    assert data.samples == 19 and sorted(first) == sorted(second) == [f"caption of {i:04d}" for i in range(19)]
+    other = captions_of(loader(shards, seed=1).batch_at(range(19)))
+    assert len(set(map(tuple, (first, second, other)))) == 3
+
+
 def test_random_crops_and_flips_follow_the_position(shards):
     crops = loader(shards, random_crop=True).batch_at([3] * 2 + [3 + 19 * k for k in range(1, 4)])
     assert torch.equal(crops.images[0], crops.images[1])

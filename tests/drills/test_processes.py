@@ -7,9 +7,10 @@ import time
 
 import pytest
 
+from diff_dalle.config import InputError
 from drills import processes
 from drills.contract import Deviation
-from drills.processes import Job, environment, is_running, survivors
+from drills.processes import Job, Outcome, environment, is_running, survivors
 
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="needs /proc")
 SLEEP = "import time; time.sleep(60)"
@@ -27,6 +28,18 @@ def test_an_outcome_has_status_output_and_errors(tmp_path):
     for check in (outcome.succeeded, start("1 / 0", tmp_path).wait().without_traceback):
         with pytest.raises(Deviation):
             check()
+
+
+def test_messages_have_the_tail_in_one_line_and_are_no_input_errors():
+    assert Outcome(1, "a\n\nb\n", 0.0).tail() == "a ⏎ b"
+    assert not issubclass(Deviation, InputError)  # a run's own error must not pass for one
+
+
+def test_launchers_variables_are_not_passed_on(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("RANK", "1")
+    assert not {"SLURM_PROCID", "RANK"} & environment().keys()
+    assert environment(RANK="2")["RANK"] == "2"
 
 
 def test_a_hanging_run_is_a_deviation_and_is_ended(tmp_path):

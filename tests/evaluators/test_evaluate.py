@@ -19,7 +19,7 @@ from lora_making import make_lora
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.evaluate import EvaluateRun, Evaluation
-from diff_dalle.config import InputError
+from diff_dalle.config import InputError, as_flag
 from diff_dalle.diffusion.guidance import GuidanceConfig
 from diff_dalle.distributed.world import ALONE
 from diff_dalle.embeddings.clip import load_clip
@@ -380,6 +380,19 @@ def test_variations_of_a_decoder_are_scored_beside_what_its_clip_carries(folder,
     assert set(scores) == {"color", "position", "size", "shape", "all attributes", "held-out pairs"}
     assert all(0 <= scores[name]["probe"] <= 1 for name in ("color", "position", "size", "shape"))
     assert (tmp_path / "image_variations.png").exists()
+
+
+def test_a_decoder_is_no_generator_nor_the_reverse(folder, decoder):
+    given = {"shapes_dir": None, "prompts_per_task": None}
+    given |= {"data_dir": folder, "metrics": "fid", "feature_network": "a:b"}
+    for wrong, path, kind, right in (
+        ("model_path", decoder, "decoder", "decoder_path"),
+        ("decoder_path", folder / "base.pt", "generator", "model_path"),
+    ):
+        with pytest.raises(InputError) as error:
+            Evaluation(decoder_run(folder, None, **{**given, wrong: path}), ALONE)
+        said = f"--{wrong} is {path}, which holds a {kind}: give it with --{right}"
+        assert error.value.message(as_flag) == said
 
 
 def test_variations_are_of_the_embeddings_and_as_the_checkpoint_says(folder, decoder):

@@ -23,7 +23,7 @@ from diff_dalle.recipes.classifier import ClassifierRun
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.recipes.planning import calibration, cost
 from diff_dalle.recipes.planning.calibration import Steps, reached
-from diff_dalle.recipes.planning.cluster import PlanConfig, sent_bytes
+from diff_dalle.recipes.planning.cluster import GPUS, PlanConfig, sent_bytes
 from diff_dalle.recipes.planning.cost import NetworkCost, networks_of
 from diff_dalle.recipes.planning.plan import Plan
 from diff_dalle.recipes.planning.step import Layout, Memory, Option, Step, largest_that_fits
@@ -212,6 +212,11 @@ def test_seconds_of_a_step(counted):
     low, high = alone.seconds(Layout(), 4)
     assert low == pytest.approx(4 * counted[0].operations(False) * 5e-6) and high == pytest.approx(2 * low)
     assert dataclasses.replace(alone, calibrated=1e9).seconds(Layout(), 4) == (flops / 1e9, flops / 1e9)
+
+
+def test_gpus_have_sensible_figures():
+    for gpu in GPUS.values():
+        assert 1e14 < gpu.peak < 3e15 and 20 < gpu.memory < 200 and 0 < gpu.price[0] < gpu.price[1]
 
 
 def test_steps_take_the_time_of_the_clock_on_any_number_of_threads(world, monkeypatch):

@@ -183,7 +183,7 @@ def test_a_base_whose_text_a_clip_encodes(tmp_path, world, frozen):
     train_example(tmp_path / "run", world, frozen, base, updates=1)
     (tmp_path / "other").mkdir()
     other = make_classifier_file(tmp_path / "other", noised=False, classifier_width=32)
-    with pytest.raises(InputError, match="clip_text_model_name is .*, but the run was begun with"):
+    with pytest.raises(InputError, match="clip_text_model_name is .*, but the run has"):
         train_example(tmp_path / "x", world, frozen, base, clip_text_model_name=other)
 
 

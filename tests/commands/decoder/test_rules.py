@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from checkpoint_making import make_classifier_file, make_file
-from decoder_file_making import UNET, read_run_file, write_file
+from decoder_file_making import UNET, changed, read_run_file, write_file
 
 from diff_dalle.commands.command_line import parse
-from diff_dalle.config import InputError
+from diff_dalle.config import InputError, to_dict
 from diff_dalle.recipes.decoder import DecoderRun
 
 PUBLISHED = Path(__file__).parents[2] / "record" / "given" / "documented"
@@ -218,6 +218,13 @@ def test_set_reaches_every_section(tmp_path):
     assert run.decoder.unets[0].dim == 16 and run.train.lr == (1e-4,) and run.seed == 7
     assert run.tracker.log[0].log_type == "tensorboard" and run.data.preprocessing[0].size == (9,)
     assert run.tracker.save[0].save_latest_to == "x.pth"
+
+
+def test_a_run_is_recorded_without_its_place(tmp_path):
+    run = read_run_file(write_file(tmp_path, world="{}.tar"))
+    config = run.without_place(to_dict(run))
+    assert "data_path" not in config["tracker"] and config["decoder"] == to_dict(run.decoder)
+    assert changed()["train"]["epochs"] == config["train"]["epochs"]
 
 
 def test_the_device_is_that_of_the_file_or_the_flag(tmp_path):
