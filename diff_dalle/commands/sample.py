@@ -15,7 +15,7 @@ from ..distributed.launch import DistributedConfig
 from ..embeddings.clip import CLIPS
 from ..models.generator import GeneratorConfig
 from ..models.noised_clip import NoisedClipConfig
-from ..models.precision_names import PRECISIONS
+from ..models.options import PRECISIONS
 from ..sampling.classifier import ClassifierConfig, Guide
 from ..sampling.control import SteeringConfig
 from ..sampling.lora_config import accept_option, check_accepted, lora_option

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import IO
 
 import numpy as np
 
@@ -85,14 +87,12 @@ def read_embeddings(path: str) -> np.ndarray:
     with storage.explained(path), storage.open_read(path) as file:
         data = file.read()
     try:
-        header = parse_header(data[: MAX_HEADER + 12])
-        plain = header.is_float and not header.bfloat16 and not header.fortran_order
-        if not plain or len(header.shape) != 2 or not all(header.shape):
-            raise ValueError(f"a .npy file of {header}")
-        values = np.frombuffer(data, header.dtype, offset=header.offset, count=header.shape[0] * header.shape[1])
+        values = _array(io.BytesIO(data))
+        if values.dtype.kind != "f" or values.ndim != 2 or not values.size:
+            raise ValueError(f"a .npy file of {values.dtype} {list(values.shape)}")
     except ValueError as error:
         raise InputError(f"{path} is {error}, but embeddings must be a .npy file of numbers [N, width]") from None
-    return values.reshape(header.shape).astype(np.float32)
+    return values.astype(np.float32)
 
 
 class _Pictures(Sequence):
@@ -178,8 +178,8 @@ def read_samples(path: str) -> tuple[np.ndarray, list[int] | None]:
     classes; None without these. InputError for a file of anything else."""
     try:
         with storage.explained(path), storage.open_read(path) as file, zipfile.ZipFile(file) as archive:
-            images = _array(archive, "arr_0")
-            labels = _array(archive, "arr_1") if "arr_1.npy" in archive.namelist() else None
+            images = _member(archive, "arr_0")
+            labels = _member(archive, "arr_1") if "arr_1.npy" in archive.namelist() else None
     except (ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
         if isinstance(error, InputError):
             raise
@@ -198,15 +198,25 @@ def _refused(path: str, what: str) -> InputError:
     return InputError(Fault("base_samples", f"{path} {what}: {expected}"))
 
 
-def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Reads no more than the array has by its header. ValueError for anything but a plain array of numbers."""
+def _member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     with archive.open(f"{name}.npy") as file:
-        start = file.read(MAX_HEADER + 12)
-        header = parse_header(start)
-        size = math.prod(header.shape) * header.dtype.itemsize
-        if header.dtype.kind not in "iuf" or header.bfloat16 or header.fortran_order or size > MAX_BYTES:
-            raise ValueError(f"{name} is {header}, of at most {MAX_BYTES:,} bytes")
-        data = start[header.offset :] + file.read(max(header.offset + size - len(start), 0))
-    if len(data) != size:
-        raise ValueError(f"{name} has {quantity(len(data), 'byte')}, not {size:,}")
-    return np.frombuffer(data, header.dtype).reshape(header.shape)
+        try:
+            return _array(file)
+        except ValueError as error:
+            raise ValueError(f"{name} is {error}") from None
+
+
+def _array(file: IO[bytes]) -> np.ndarray:
+    """A plain array of numbers in the .npy format. Reads no more than it has by its header. ValueError for another."""
+    start = file.read(MAX_HEADER + 12)
+    header = parse_header(start)
+    size = math.prod(header.shape) * header.dtype.itemsize
+    if header.dtype.kind not in "iuf" or header.bfloat16:
+        raise ValueError(f"a .npy file of {header}")
+    if size > MAX_BYTES:
+        raise ValueError(f"a .npy file of {size:,} bytes, more than {MAX_BYTES:,}")
+    data = start[header.offset :] + file.read(max(header.offset + size - len(start), 0))
+    if len(data) < size:
+        raise ValueError(f"a .npy file of {quantity(len(data), 'byte')}, not {size:,}")
+    values = np.frombuffer(data, header.dtype, count=math.prod(header.shape))
+    return values.reshape(header.shape, order="F" if header.fortran_order else "C")

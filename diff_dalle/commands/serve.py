@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..config import Fault, named, option, section, settings
 from ..config.bounds import MAX_BATCH, MAX_SECONDS, MAX_SIDE, MAX_STEPS
 from ..distributed.launch import DistributedConfig
-from ..models.precision_names import PRECISIONS
+from ..models.options import PRECISIONS
 
 _OF_A_MODEL = "; with several models as MODEL=PATH"
 _EVERYWHERE = ("0.0.0.0", "::", "")

@@ -27,7 +27,7 @@ from ..distributed.world import World
 from ..images.decode import decode_image
 from ..images.signal import from_uint8
 from ..images.transforms import center_crop
-from ..models.precision_names import PRECISIONS
+from ..models.options import PRECISIONS
 from .clip import CLIPS
 from .contract import Clip
 from .sources import NAMES, OF_CLIPS, Record

@@ -12,7 +12,7 @@ from ..data.captions import caption_option
 from ..diffusion.sampling import SamplerConfig
 from ..distributed.launch import DistributedConfig
 from ..evaluation.metrics import METRICS
-from ..models.precision_names import PRECISIONS
+from ..models.options import PRECISIONS
 from ..sampling.classifier import ClassifierConfig
 from ..sampling.lora_config import accept_option, check_accepted, lora_option
 from ..sampling.stage_settings import GivenGuidance, LatentCascadeConfig, UpsamplersConfig

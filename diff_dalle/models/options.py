@@ -7,6 +7,8 @@ from typing import Any
 from ..config import option
 from ..config.bounds import MAX_BLOCKS, MAX_WIDTH
 
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # ``precision.py`` says what they do
+
 
 def width_option(default: Any, help: str, least: int = 1, **rules: Any) -> Any:
     """A number of channels, heads or tokens, or a list of them. rules: see ``option``."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..config import InputError
-from .precision_names import PRECISIONS
+from .options import PRECISIONS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of the precisions that autocast
 Module = TypeVar("Module", bound=nn.Module)

@@ -26,8 +26,8 @@ from ..distributed.world import SINGLE, World
 from ..evaluation.retrieval import CANDIDATES, RetrievalTable
 from ..images.signal import Signal
 from ..models.noised_clip import NoisedClipConfig, NoisyClassifierConfig, classifier_flag
+from ..models.options import PRECISIONS
 from ..models.precision import autocast, for_inference, resolve_precision
-from ..models.precision_names import PRECISIONS
 from ..randomness import Draw
 from ..tasks.contrastive import ContrastiveTask
 from ..text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from typing import TypeVar
 from ..config import Fault, InputError, Registry, faults_of, named, option, section, settings
 from ..config.bounds import MAX_BATCH, MAX_SECONDS, MAX_SEED
 from ..distributed.sharding_config import ShardingConfig
-from ..models.precision_names import PRECISIONS
+from ..models.options import PRECISIONS
 from ..randomness import check_seeds
 
 #: Tasks of one's own (see task.py), which take the place of that of a network.

@@ -14,7 +14,7 @@ import diff_dalle
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.commands.sample_inputs import read_embeddings, read_request
+from diff_dalle.commands.sample_inputs import read_embeddings, read_samples, read_request
 from diff_dalle.commands.sample_outputs import beside, write_results
 from diff_dalle.config import InputError
 from diff_dalle.embeddings.clip import load_clip
@@ -95,6 +95,11 @@ def test_a_file_of_embeddings_is_whole(tmp_path):
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(InputError, match=r"is a \.npy file of 20 bytes, not 24, but embeddings must be"):
         read_embeddings(str(path))
+    np.save(path, np.arange(6, dtype=np.float32).reshape(3, 2).T)  # in Fortran's order
+    assert read_embeddings(str(path)).tolist() == [[0, 2, 4], [1, 3, 5]]
+    np.savez(tmp_path / "words.npz", np.array(["one"]))
+    with pytest.raises(InputError, match=r"words.npz cannot be read \(arr_0 is a \.npy file of <U3 \[1\]\): it must"):
+        read_samples(str(tmp_path / "words.npz"))
 
 
 # -------------------------------------------------------------------------------------------------------------- outputs

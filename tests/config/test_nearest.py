@@ -6,7 +6,7 @@ from diff_dalle.commands.flag_names import by_name
 from diff_dalle.commands.sample import SampleRun
 from diff_dalle.config.names import OTHER_NAMES, nearest
 from diff_dalle.diffusion.sampling import SAMPLERS
-from diff_dalle.models.precision_names import PRECISIONS
+from diff_dalle.models.options import PRECISIONS
 from diff_dalle.recipes.generator import GeneratorRun
 from diff_dalle.recipes.planning.cluster import GPUS
 

@@ -12,7 +12,7 @@ from ...data.captions import caption_option
 from ...data.sources import ShardRange, divide
 from ...diffusion.sampling import preview_share_option
 from ...images.preprocessing import TransformConfig
-from ...models.precision_names import PRECISIONS
+from ...models.options import PRECISIONS
 from ...tracking.loader import LoaderConfig
 from ...tracking.saver import SaverConfig, check_savers, wrong_keys
 from ...training.settings import OptimConfig
