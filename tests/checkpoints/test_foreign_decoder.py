@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_refused(tmp_path, settings):
             r"has to_out.bias of shape \(4,\), which .* fit unet1 .* decoder_config: give the file",
         ),
         (
-            {**plain, "unets.0.downs.0.4.1.weight": plain["unets.0.downs.0.4.1.weight"].transpose(0, 1)},
+            {**plain, "unets.0.downs.0.4.1.weight": plain["unets.0.downs.0.4.1.weight"].transpose(0, 1).contiguous()},
             {},
             r"has downs.0.4.1.weight of shape \(32, 8, 1, 1\), which .* fit unet0 ",
         ),

@@ -64,3 +64,10 @@ def test_the_blocks_of_a_controlnet_are_of_the_stage_c_of_its_size(name):
     own, model = read_named(name).controlnet, read_named(base).model
     own.check_blocks(model)
     assert own.controlnet_blocks[-1] == len(model.residual_widths) - 1  # the last one too: it spans all levels
+
+
+def test_an_empty_preset_is_none():
+    """As of a shell variable that is not set."""
+    own = TRAINING_COMMANDS["generator"].config_class
+    flags = ["--data_dir", "shards"]
+    assert parse(own, ["--preset", "", *flags]) == parse(own, flags)

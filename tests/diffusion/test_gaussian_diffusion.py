@@ -283,3 +283,4 @@ def test_arguments_of_the_loops_may_be_given_by_position():
     torch.manual_seed(0)
     *_, last = process.ddim_sample_loop_progressive(model, shape, NOISE, True, None, None, None, "cpu", False, 0.5)
     assert torch.equal(last["sample"], by_name)
+    assert not torch.equal(by_name, process.ddim_sample_loop(model, shape, noise=NOISE, device="cpu"))
