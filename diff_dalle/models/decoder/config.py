@@ -143,6 +143,8 @@ class DecoderUnetConfig:
                 yield Fault(name, "is empty, but must have a kernel size")
         if self.cond_on_text_encodings and self.text_embed_dim is None:
             yield Fault("cond_on_text_encodings", f"is True, but {named('text_embed_dim')} is none: set it")
+        if self.as_published and (self.dim < 4 or self.dim % 2):
+            yield Fault("dim", f"must be even and at least 4 with {named('as_published')}", self.dim)
         for groups, width in self._normalized:
             if width % groups:
                 yield Fault("resnet_groups", f"has {groups}, but must divide the {width} channels of its stage")

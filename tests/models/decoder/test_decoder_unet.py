@@ -304,6 +304,7 @@ def test_conditions_norms_and_output_are_computed_in_float32_under_autocast():
         ({"self_attn": (True, False, True)}, "self_attn has 3 values, .*the 2 stages"),
         ({"sparse_attn": ()}, "sparse_attn has 0 values"),
         ({"resnet_groups": (4, 4, 4)}, "resnet_groups has 3 values"),
+        ({"as_published": True, "dim": 2}, "dim is 2, but must be even and at least 4 with as_published"),
         ({"num_resnet_blocks": (1, 1, 1)}, "num_resnet_blocks has 3 values"),
         ({"init_conv_kernel_size": 4}, "init_conv_kernel_size has 4, .*odd"),
         ({"init_cross_embed_kernel_sizes": (3, 8)}, "init_cross_embed_kernel_sizes has 8, .*odd"),
