@@ -14,7 +14,7 @@ import diff_dalle
 from diff_dalle.checkpoints.decoder import ClipConfig
 from diff_dalle.commands.command_line import parse
 from diff_dalle.commands.sample import SampleRun
-from diff_dalle.commands.sample_inputs import read_embeddings, read_samples, read_request
+from diff_dalle.commands.sample_inputs import read_embeddings, read_request, read_samples
 from diff_dalle.commands.sample_outputs import beside, write_results
 from diff_dalle.config import InputError
 from diff_dalle.embeddings.clip import load_clip
