@@ -45,6 +45,7 @@ def with_steps(recorded: Mapping, flag: Callable[[str], str]) -> Mapping:
 
 DEFAULT_SAMPLER, DEFAULT_STEPS = "dpm++2m", 30
 RESPACED_SAMPLER = "ancestral"  # that of Guided-Diffusion, for steps in its form
+OWN_SETTINGS = {"eta": "ddim"}  # settings that are 0 for all samplers but one
 _RESPACING = "timestep_respacing"
 _OUR_STEPS = ("steps", "spacing")
 
@@ -92,8 +93,9 @@ class SamplerConfig:
                     rule = f"and {named(_RESPACING)} exclude each other: leave one of them out"
                     yield Fault(name, rule)
             yield from faults_of(lambda: sections_of(self.timestep_respacing or "1"), _RESPACING)
-        if self.eta and self.algorithm != "ddim":
-            yield Fault.of(self, "eta", f"only the {named('sampler')} ddim has it, not {self.algorithm}")
+        for name, sampler in OWN_SETTINGS.items():
+            if getattr(self, name) and self.algorithm != sampler:
+                yield Fault.of(self, name, f"only the {named('sampler')} {sampler} has it, not {self.algorithm}")
 
     @staticmethod
     def earlier(recorded: Mapping) -> Mapping:
@@ -116,7 +118,7 @@ class SamplerConfig:
         return replace(self, sampler=self.algorithm, steps=count, spacing=None, timestep_respacing=None)
 
     def changed(self, **settings) -> SamplerConfig:
-        """The same with some settings changed; another sampler than ddim has no eta, unless that is given too.
+        """The same with some settings changed; of ``OWN_SETTINGS``, another sampler has only those given too.
 
         ``timestep_respacing`` takes the place of sampler, steps and spacing that are not given too; steps or spacing
         take its place.
@@ -125,9 +127,9 @@ class SamplerConfig:
             settings = {"sampler": None, "steps": None, "spacing": None, **settings}
         elif any(settings.get(name) is not None for name in _OUR_STEPS):
             settings = {_RESPACING: None, **settings}
-        if "eta" not in settings and replace(self, **settings, eta=0.0).algorithm != "ddim":
-            settings = {**settings, "eta": 0.0}
-        return replace(self, **settings)
+        algorithm = replace(self, **dict.fromkeys(OWN_SETTINGS, 0.0) | settings).algorithm
+        others = {name: 0.0 for name, sampler in OWN_SETTINGS.items() if sampler != algorithm}
+        return replace(self, **others | settings)
 
     def count(self, total: int) -> int:
         """The number of steps to take of a process with ``total`` steps. InputError for more than those."""

@@ -28,7 +28,7 @@ from ..config import (
 )
 from ..config.bounds import MAX_BATCH, MAX_SEED, MAX_SIDE
 from ..diffusion.guidance import FORMS, GRADIENTS, GuidanceConfig
-from ..diffusion.sampling import RESPACED_SAMPLER, SamplerConfig, with_steps
+from ..diffusion.sampling import OWN_SETTINGS, RESPACED_SAMPLER, SamplerConfig, with_steps
 from ..diffusion.spacing import TIME_SPACINGS
 from .classifier import Guide
 
@@ -223,7 +223,7 @@ class StageFlags:
         """What is wrong with the settings that a config gives, whatever the checkpoint says."""
         found = self.given(config, i)
         if "sampler" not in found and "timestep_respacing" not in found:
-            for name in ("eta", "classifier_form"):  # depend on the checkpoint's sampler
+            for name in (*OWN_SETTINGS, "classifier_form"):  # depend on the checkpoint's sampler
                 found.pop(name, None)
         yield from faults_of(lambda: self.changed(StageSettings(), found, about))
 

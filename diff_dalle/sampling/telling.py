@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ..config import named, quantity, spelled
 from ..diffusion.diffusion_config import FLOW, NoiseConfig
-from ..diffusion.sampling import SamplerConfig
+from ..diffusion.sampling import OWN_SETTINGS, SamplerConfig
 from ..diffusion.spacing import default_spacing
 from .classifier import Guide
 from .stage import Progress, Stage, StageJob, Watch
@@ -30,8 +30,10 @@ def summary(stage: Stage, job: StageJob) -> str:
     start, end = settings.guidance.scales(stage.guidable(stage.conditioning(job.request, [0])))
     scale = f"{start:g}" if start == end else f"{start:g} to {end:g}"
     steps = quantity(stage.process(settings).num_timesteps, "step")
-    eta = f" (eta {settings.sampler.eta:g})" if settings.sampler.eta else ""
-    parts = [f"{settings.sampler.algorithm}{eta}", f"{steps} ({_spacing(stage, settings.sampler)})"]
+    own = {name: getattr(settings.sampler, name) for name in OWN_SETTINGS}
+    given = ", ".join(f"{name} {value:g}" for name, value in own.items() if value)
+    algorithm = settings.sampler.algorithm + (f" ({given})" if given else "")
+    parts = [algorithm, f"{steps} ({_spacing(stage, settings.sampler)})"]
     parts.append(f"guidance scale {scale}")
     if settings.guidance.perturbed_attention_scale:
         parts.append(f"perturbed attention scale {settings.guidance.perturbed_attention_scale:g}")

@@ -310,7 +310,6 @@ def test_embeddings_are_read_from_a_file(tmp_path):
         (np.zeros((2, 3), dtype=int), "int64"),
         (np.zeros(3), "float64"),
         (np.zeros((0, 3)), "float64"),
-        (np.asfortranarray(values), "float64"),
         (np.array([[None]]), ".npy"),
     ):
         np.save(path, other, allow_pickle=True)
