@@ -1,5 +1,4 @@
-"""What ``replay.py`` does: computing a step again whose gradient was not finite, as
-``flight.jsonl`` recorded it."""
+"""What ``replay.py`` does: computing a step again whose gradient was not finite, as ``flight.jsonl`` recorded it."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from ..diffusion.editing import EditConfig
 from ..images.files import INPAINTED
 from ..randomness import check_seeds
 from ..sampling.control import Control
+from ..sampling.lora import with_factor
 from ..sampling.request import ImageEdit, Request
 from ..sampling.stage import Watch
 from ..sampling.stage_settings import BASE, STAGE_B, UPSAMPLERS, StageFlags, check_kinds, settings_of_stages
@@ -189,19 +190,14 @@ def lora_paths(wish: Wish, model: Served) -> list[str]:
 
 
 def _lora_path(text: str, model: Served) -> str:
-    name, colon, factor = text.rpartition(":")
-    if not colon:
-        name, factor = text, "1"
-    try:
-        if not abs(float(factor)) <= LARGEST_SCALE:
-            raise ValueError
-    except ValueError:
+    name, factor = with_factor(text)
+    if abs(factor) > LARGEST_SCALE:
         rule = f"has {text[:80]!r}, but its factor must be a number of at most {LARGEST_SCALE:g}"
-        raise InputError(Fault("lora", rule)) from None
+        raise InputError(Fault("lora", rule))
     if name not in model.loras:
         has = ", ".join(model.loras) or "none"
         raise InputError(Fault("lora", f"has {name[:80]!r}, but the LoRAs of the model {model.name} are: {has}"))
-    return f"{model.loras[name]}:{float(factor):g}"
+    return f"{model.loras[name]}:{factor:g}"
 
 
 def _request(wish: Wish, pictures: Pictures) -> Request:

@@ -214,6 +214,8 @@ BAD = [
     ({"model": "../../etc/passwd"}, 404, "there is no model '../../etc/passwd'"),
     ({"lora": ["red", "red"] * 9}, 400, "lora has 18 values, but the model one has 2 LoRAs"),
     ({"lora": ["/etc/passwd:1"]}, 400, "the LoRAs of the model one are: red, soft"),
+    ({"lora": ["red:nan"]}, 400, "but the factor must be a finite number"),
+    ({"lora": ["red:101"]}, 400, "but its factor must be a number of at most 100"),
     ({"label": 3}, 400, "the model one has 0 classes"),
     ({"strength": 0.5}, 400, "there is none: give it"),
     ({"init_image": "/etc/passwd"}, 400, "init_image must be a png, jpeg or webp file as a base64 text"),
